@@ -1,0 +1,43 @@
+"""What every test may use: two tiny targets, and a runs folder that is not the user's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from treedraft.targets import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from treedraft.targets.hf import Target
+
+
+def pytest_configure() -> None:
+    """Two threads, or one a process when pytest-xdist runs several."""
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where runs of this session go: $TREEDRAFT_RUNS, inherited by the commands that tests start."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TREEDRAFT_RUNS", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Target:
+    """The seeded two-layer target in fp32; shared, so start with `prefill`."""
+    return load_target("tiny", dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tiny64() -> Target:
+    """The same in fp64, where equal means equal."""
+    return load_target("tiny", dtype=torch.float64)

@@ -1,0 +1,199 @@
+"""The law of tree builders, for every file of treedraft/trees/ that is one."""
+
+from __future__ import annotations
+
+import inspect
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.tree_tables import LAWS, PathScorer, random_scorer, same, table
+from treedraft.trees import builder_names, load_builder
+from treedraft.trees.best_first import BestFirst
+from treedraft.trees.chain import Chain
+from treedraft.trees.naive import heap_build
+from treedraft.trees.scorers import Lanes, MarginalScorer, Scorer
+from treedraft.trees.tree import DraftTree
+
+ANCHOR = 7
+
+
+def make(name: str, **options: int):
+    """A builder with those of the options that it knows."""
+    builder = load_builder(name)
+    return builder(**{key: value for key, value in options.items() if key in inspect.signature(builder).parameters})
+
+
+def check_shape(tree: DraftTree, *, budget: int, width: int, depth: int) -> None:
+    parents, depths = tree.parents, tree.depths
+    assert len(tree) <= budget
+    assert tree.tokens[0] == ANCHOR and parents[0] == -1 and depths[0] == 0 and tree.scores[0] == 0
+    assert (parents[1:] >= 0).all() and (parents < torch.arange(len(tree))).all()
+    assert torch.equal(depths[1:], depths[parents[1:]] + 1) and int(depths.max()) <= depth
+    assert (tree.scores[1:] <= tree.scores[parents[1:]]).all() and (tree.scores > -torch.inf).all()
+    for siblings in tree.children():
+        assert len(siblings) <= width
+        assert len(set(tree.tokens[siblings].tolist())) == len(siblings)
+
+
+@pytest.mark.parametrize("name", builder_names())
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("law", LAWS)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocab=st.integers(1, 9),
+    depth=st.integers(1, 6),
+    width=st.integers(1, 9),
+    budget=st.integers(1, 60),
+)
+def test_shape(
+    name: str, conditional: bool, law: str, seed: int, vocab: int, depth: int, width: int, budget: int
+) -> None:
+    scorer = random_scorer(law, conditional=conditional, num_requests=3, depth=depth, vocab=vocab, seed=seed)
+    budget = depth + 1 if name == "chain" else budget
+    trees = make(name, budget=budget, width=width, depth=depth).build(torch.full((3,), ANCHOR), scorer)
+    for request in range(3):
+        check_shape(trees.tree(request), budget=budget, width=min(width, vocab), depth=depth)
+    padding = ~trees.real
+    assert (trees.tokens[padding] == -1).all() and (trees.parents[padding] == -1).all()
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("law", LAWS)
+def test_width_1_is_the_chain(law: str, conditional: bool) -> None:
+    for seed in range(20):
+        scorer = random_scorer(law, conditional=conditional, num_requests=4, depth=6, vocab=5, seed=seed)
+        anchor = torch.full((4,), ANCHOR)
+        tree, chain = BestFirst(budget=7, width=1, depth=6).build(anchor, scorer), Chain(depth=6).build(anchor, scorer)
+        for request in range(4):
+            naive = heap_build(ANCHOR, scorer, budget=7, width=1, depth=6, request=request)
+            assert same(tree.tree(request), naive) and same(chain.tree(request), naive)
+
+
+def test_equals_the_heap_in_1000_cases() -> None:
+    choose = random.Random(0)
+    for case in range(1000):
+        law, conditional, num_requests = choose.choice(LAWS), choose.random() < 0.7, choose.choice([1, 1, 2, 5])
+        depth, vocab, width = choose.randint(1, 7), choose.randint(1, 12), choose.randint(1, 8)
+        budget, lookahead = choose.choice([1, 2, 7, 15, 31, 64]), choose.choice([1, 2, 8, 12])
+        scorer = random_scorer(
+            law, conditional=conditional, num_requests=num_requests, depth=depth, vocab=vocab, seed=case
+        )
+        builder = BestFirst(budget=budget, width=width, depth=depth, lookahead=lookahead)
+        trees = builder.build(torch.full((num_requests,), ANCHOR), scorer)
+        for request in range(num_requests):
+            naive = heap_build(ANCHOR, scorer, budget=budget, width=width, depth=depth, request=request)
+            assert same(trees.tree(request), naive), (case, law, request)
+
+
+@pytest.mark.parametrize("law", ["ties", "flat", "float32"])
+@pytest.mark.parametrize(
+    ("depth", "width", "budget"), [(31, 7, 255), (31, 1, 32), (40, 2, 90), (3, 64, 255), (15, 7, 255)]
+)
+def test_equals_the_heap_when_it_is_large(law: str, depth: int, width: int, budget: int) -> None:
+    scorer = PathScorer(table(law, (64, 80), 3), torch.tensor([1, 2]), depth)
+    trees = BestFirst(budget=budget, width=width).build(torch.full((2,), ANCHOR), scorer)
+    for request in range(2):
+        assert same(
+            trees.tree(request), heap_build(ANCHOR, scorer, budget=budget, width=width, depth=depth, request=request)
+        )
+
+
+@pytest.mark.parametrize("name", builder_names())
+@pytest.mark.parametrize("law", LAWS)
+def test_a_batch_equals_solo_builds(name: str, law: str) -> None:
+    seeds = torch.arange(6)
+    rows = table(law, (64, 8), 5)
+    builder = make(name, budget=40, width=4, depth=5)
+    together = builder.build(seeds, PathScorer(rows, seeds, 5))
+    for request in range(6):
+        alone = builder.build(seeds[request : request + 1], PathScorer(rows, seeds[request : request + 1], 5))
+        assert same(together.tree(request), alone.tree(0))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_smaller_budget_is_a_prefix(law: str) -> None:
+    scorer = PathScorer(table(law, (64, 8), 9), torch.tensor([4]), 5)
+    anchor = torch.tensor([ANCHOR])
+    large = BestFirst(budget=60, width=3).build(anchor, scorer).tree(0)
+    for budget in range(1, 60):
+        small = BestFirst(budget=budget, width=3).build(anchor, scorer).tree(0)
+        assert len(small) == min(budget, len(large))
+        for field in ("tokens", "parents", "depths", "scores"):
+            assert torch.equal(getattr(small, field), getattr(large, field)[: len(small)])
+
+
+def test_a_full_tree_has_every_path() -> None:
+    scorer = MarginalScorer(table("smooth", (1, 3, 4), 0))
+    tree = BestFirst(budget=200, width=9).build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert len(tree) == 1 + 4 + 16 + 64
+
+
+def test_a_path_scorer_that_ignores_the_path_is_marginal() -> None:
+    log_q = table("smooth", (2, 4, 6), 1)
+
+    class Indifferent(MarginalScorer):
+        children = PathScorer.children  # one search a node, not one a depth
+
+    builder, anchor = BestFirst(budget=50, width=3), torch.tensor([1, 2])
+    assert same(builder.build(anchor, MarginalScorer(log_q)), builder.build(anchor, Indifferent(log_q)))
+
+
+def test_lookahead_saves_calls() -> None:
+    calls = []
+    for lookahead in (1, 8):
+        scorer = PathScorer(table("smooth", (64, 50), 2), torch.tensor([3]), 15)
+        BestFirst(budget=255, width=7, lookahead=lookahead).build(torch.tensor([ANCHOR]), scorer)
+        calls.append((scorer.num_calls, scorer.num_lanes))
+    assert calls[0] == (37, 37)  # one call an expansion, ceil(254 / 7) of them, none in vain
+    assert calls[1][0] < 20 and calls[1][1] < 80
+
+
+class Spine(Scorer):
+    """A certain path whose deeper siblings are the better ones, so that what looks best at first is scored in vain."""
+
+    width_limit, depth, num_requests = 7, 31, 1
+
+    def start(self, capacity: int) -> None:
+        self.on_spine = torch.zeros(capacity, dtype=torch.bool)
+        self.num_lanes = 0
+
+    def expand(self, lanes: Lanes) -> torch.Tensor:
+        spine = (lanes.slot == 0) | ((lanes.token == 0) & self.on_spine[lanes.parent])
+        self.on_spine[lanes.expansion] = spine
+        self.num_lanes += len(spine)
+        siblings = lanes.slot.unsqueeze(1) - 100.0 - torch.arange(1, 7) / 8
+        return torch.where(spine.unsqueeze(1), torch.cat([torch.zeros(len(spine), 1), siblings], 1), -1000.0)
+
+    def token_ids(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns
+
+
+def test_waste_is_bounded() -> None:
+    """When the room for nodes that are scored in vain is used up, the builder goes on without any."""
+    scorer, builder = Spine(), BestFirst(budget=255, width=7, lookahead=16)
+    tree = builder.build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert scorer.num_lanes > 74 + 4 * 16
+    assert len(scorer.on_spine) == 255 + 74 + 4 * 16
+    assert same(tree, heap_build(ANCHOR, scorer, budget=255, width=7, depth=31))
+
+
+@pytest.mark.parametrize("options", [{"budget": 0}, {"width": 0}, {"depth": -1}, {"lookahead": 0}])
+def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=str(*options.values())):
+        BestFirst(**{"budget": 3, "width": 2, **options})
+
+
+def test_a_depth_beyond_the_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="depth 5 exceeds the 3 slots"):
+        Chain(depth=5).build(torch.tensor([ANCHOR]), MarginalScorer(table("smooth", (1, 3, 4), 0)))
+
+
+def test_unknown_builders_are_refused() -> None:
+    assert builder_names() == ["best-first", "chain"]
+    with pytest.raises(ValueError, match="did you mean 'chain'"):
+        load_builder("chian")

@@ -1,0 +1,175 @@
+"""What a user may write, and what he is told if it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from treedraft import registry
+from treedraft.config import DecodeConfig, DrafterConfig, TrainConfig, canonical, override, parse, parse_settings, read_toml, short_hash
+from treedraft.drafter import Drafter
+from treedraft.grid import load_grid
+from treedraft.ops.layers import Shape
+
+SHAPE = Shape(
+    hidden_size=8, num_heads=2, kv_heads=1, head_dim=4, intermediate_size=8, rms_norm_eps=1e-6, vocab_size=9, draft_vocab_size=9, num_taps=1
+)
+GRID = """
+question = "Which correction?"
+target = "tiny"
+compare = [["*/attention-fused", "*/none"], ["causal/*", "bidirectional/*"]]
+[drafter]
+block_size = 8
+backbone = { num_layers = 2 }
+[train]
+steps = 5
+[[arms]]
+backbone = ["causal", "bidirectional"]
+correction = ["none", { name = "attention", inputs = "fused" }]
+seed = [0, 1]
+[decode]
+mode = "tree"
+depth = [7, 15]
+[evaluate]
+count = 3
+seeds = [0]
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        (TrainConfig, {"step": 5}, r"here: unknown key 'step' \(did you mean 'steps'\?\)"),
+        (TrainConfig, {"steps": 0}, "train.steps is 0"),
+        (TrainConfig, {"steps": "many"}, "steps = 'many'"),
+        (TrainConfig, {"objective": "mse"}, "objective = 'mse'.*'ce', 'forward_kl' or 'dspark'"),
+        (TrainConfig, {"sequences": 6, "micro_batches": 4}, "6 does not divide"),
+        (TrainConfig, {"learning_rate": -1.0}, "learning_rate is -1"),
+        (DrafterConfig, {"block_size": 1}, "block_size is 1; at least 2"),
+        (DrafterConfig, {"layout": "sideways"}, "layout = 'sideways'"),
+        (DrafterConfig, {"correction": {"rank": 3}}, "drafter.correction needs a name"),
+        (DrafterConfig, {"draft_vocab_size": 0}, "draft_vocab_size is 0"),
+        (DecodeConfig, {"budget": 0}, "budget is 0"),
+        (DecodeConfig, {"width": 0}, "width is 0"),
+        (DecodeConfig, {"depth": -3}, "depth is -3"),
+        (DecodeConfig, {"temperature": float("nan")}, "temperature is nan"),
+        (DecodeConfig, {"temperature": -0.5}, "temperature is -0.5"),
+        (DecodeConfig, {"mode": "bush"}, "'chain' or 'tree'"),
+    ],
+)
+def test_bad_values_are_named(kind: type, values: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(kind, values, where="here")
+
+
+@pytest.mark.parametrize(
+    ("seam", "component", "words"),
+    [
+        ("correction", {"name": "atention"}, "did you mean 'attention'"),
+        ("correction", {"name": "attention", "input": "fused"}, r"correction 'attention': unknown key 'input' \(did you mean 'inputs'"),
+        ("correction", {"name": "attention", "inputs": "everything"}, "inputs = 'everything'"),
+        ("correction", {"name": "markov", "rank": 0}, "correction.rank is 0"),
+        ("correction", {"name": "none", "rank": 3}, "unknown key 'rank'"),
+        ("backbone", {"name": "causl"}, "unknown backbone 'causl'.*'causal'"),
+        ("backbone", {"name": "causal", "num_layers": 0}, "num_layers is 0"),
+        ("backbone", {"name": "causal", "kv_heads": 2, "num_heads": 3}, "3 query heads do not divide"),
+        ("context", {"name": "half"}, "unknown context 'half'"),
+        ("context", {"name": "no.such.module"}, "no module"),
+    ],
+)
+def test_bad_components_are_named(seam: str, component: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words), torch.device("meta"):
+        Drafter(DrafterConfig(**{seam: component}), SHAPE)
+
+
+def test_a_component_may_be_any_module() -> None:
+    with torch.device("meta"):
+        drafter = Drafter(DrafterConfig(correction={"name": "treedraft.corrections.markov", "rank": 2}), SHAPE)
+    assert drafter.parameter_counts()["correction"] == 2 * 9 * 2
+    assert registry.load("corrections", "markov") is registry.load("corrections", "treedraft.corrections.markov")
+
+
+def test_depth_follows_the_layout() -> None:
+    assert DrafterConfig(block_size=16).depth == 15
+    assert DrafterConfig(block_size=16, layout="anchor-first").depth == 16
+
+
+def test_settings() -> None:
+    settings = parse_settings(["correction.rank=128", "train.decay = 7.0", "mode=chain", "taps=[1, 2]", "on=true", 'x.y="a=b"'])
+    assert settings == {"correction.rank": 128, "train.decay": 7.0, "mode": "chain", "taps": [1, 2], "on": True, "x.y": "a=b"}
+    for bad in ("rank", "=3"):
+        with pytest.raises(ValueError, match="expected KEY=VALUE"):
+            parse_settings([bad])
+
+
+def test_override_copies() -> None:
+    values = {"train": {"steps": 5}, "target": "tiny"}
+    changed = override(values, {"train.steps": 7, "drafter.correction.rank": 3})
+    assert changed == {"train": {"steps": 7}, "target": "tiny", "drafter": {"correction": {"rank": 3}}}
+    assert values == {"train": {"steps": 5}, "target": "tiny"}
+    with pytest.raises(ValueError, match="target is a value"):
+        override(values, {"target.name": "x"})
+
+
+def test_equal_configs_have_equal_hashes() -> None:
+    assert canonical(TrainConfig()) == canonical(parse(TrainConfig, {"steps": 400}, where=""))
+    assert short_hash({"a": 1, "b": 2}) == short_hash({"b": 2, "a": 1}) != short_hash({"a": 1, "b": 3})
+    assert short_hash({"a": 1}) == "015abd7f", "folders of earlier runs are found by this hash"
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no file"):
+        read_toml(tmp_path / "missing.toml")
+    with pytest.raises(ValueError, match=r"grid.toml: not valid TOML.*line 2"):
+        read_toml(write(tmp_path, "a = 1\nb = = 2\n"))
+
+
+def test_a_grid_multiplies(tmp_path: Path) -> None:
+    grid = load_grid(write(tmp_path, GRID))
+    assert len(grid.cells) == 2 * 2 * 2 * 2 and len(grid.arms) == 8
+    labels = {cell.arm.label for cell in grid.cells}
+    assert labels == {f"{b}/{c}" for b in ("causal", "bidirectional") for c in ("none", "attention-fused")}
+    assert all(cell.arm.drafter.backbone["num_layers"] == 2 and cell.arm.drafter.block_size == 8 for cell in grid.cells)
+    assert {cell.arm.train.seed for cell in grid.cells} == {0, 1} and {cell.decode.depth for cell in grid.cells} == {7, 15}
+    assert set(grid.comparisons()) == {
+        ("causal/attention-fused", "causal/none"), ("bidirectional/attention-fused", "bidirectional/none"),
+        ("causal/none", "bidirectional/none"), ("causal/attention-fused", "bidirectional/attention-fused"),
+    }  # fmt: skip
+
+
+def test_identities_are_stable_and_distinct(tmp_path: Path) -> None:
+    path = write(tmp_path, GRID)
+    first, again = load_grid(path), load_grid(path)
+    ids = [cell.cell_id for cell in first.cells]
+    assert ids == [cell.cell_id for cell in again.cells] and len(set(ids)) == len(ids)
+    by_training = {cell.arm.train_id for cell in first.cells}
+    assert len(by_training) == 8, "another depth or temperature reuses the weights"
+    assert {cell.arm.train_id for cell in load_grid(path, settings={"decode.depth": 23}).cells} == by_training
+    for key, value in (("train.steps", 6), ("train.seed", 1), ("data.tokens", 9), ("drafter.block_size", 9)):
+        changed = {cell.arm.train_id for cell in load_grid(path, settings={key: value}).cells}
+        assert not changed & by_training or key == "train.seed"
+    assert not {cell.arm.train_id for cell in load_grid(path, target="pocket").cells} & by_training
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-") for name in ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"evaluation.count": 3}, "grid.toml: unknown table 'evaluation'.*did you mean 'evaluate'"),
+        ({"decode.widht": 3}, r"grid.toml \[decode\]: unknown key 'widht'.*'width'"),
+        ({"train.steps": -1}, r"grid.toml \[train\]: train.steps is -1"),
+        ({"evaluate.count": 0}, "at least one prompt"),
+        ({"drafter.blocks": 3}, "unknown key 'blocks'"),
+    ],
+)
+def test_a_wrong_grid_is_named(tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_grid(write(tmp_path, GRID), settings=settings)

@@ -1,0 +1,363 @@
+"""Reports from made-up CSV files: numbers agree with `metrics`, bytes repeat, tables fit, markers fill, `--check` notices."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from treedraft import report
+from treedraft.metrics import Counts, paired_difference, seeded_difference
+
+ROOT = Path(__file__).parents[1]
+CORE = [
+    f"{backbone}/{correction}"
+    for backbone in ("causal", "bidirectional")
+    for correction in ("none", "markov", "attention")
+]
+MORE = [
+    "markov-gated",
+    "markov-rnn",
+    "attention-mlp",
+    "attention-hidden",
+    "attention-parent",
+    "attention-sum",
+    "attention-mlp-sum",
+]
+FULL = CORE + [f"causal/{name}" for name in MORE]
+DOMAINS = ("math", "code", "chat")
+
+
+def make_grid(
+    folder: Path,
+    name: str = "made",
+    *,
+    labels: Sequence[str] = CORE,
+    modes: Sequence[str] = ("chain", "tree"),
+    depths: Sequence[int] = (7, 15, 23),
+    temperatures: Sequence[float] = (1.0, 0.0),
+    prompts: int = 40,
+    seeds: int = 3,
+    train_seeds: dict[str, int] | None = None,
+    budgets: Sequence[int] = (255,),
+    failed: Sequence[str] = (),
+) -> None:
+    """Rounds that accept geometrically, better for causal corrections, trees, low temperature and easy prompts."""
+    rng = np.random.default_rng(1)
+    ease = rng.normal(0, 0.03, prompts)
+    cells, rows = [], []
+    for label in labels:
+        for train_seed in range((train_seeds or {}).get(label, 1)):
+            for temperature in temperatures:
+                for mode in modes:
+                    for budget in budgets if mode == "tree" else budgets[:1]:
+                        for depth in depths:
+                            cell = f"{name}-{label.replace('/', '-')}-s{train_seed}-{mode}{budget}-d{depth}-t{temperature:g}"
+                            common = {
+                                "cell": cell, "label": label, "train_seed": train_seed, "mode": mode, "depth": depth, "temperature": temperature,
+                            }  # fmt: skip
+                            rate = (
+                                0.74
+                                + 0.05 * ("none" not in label)
+                                + 0.02 * ("attention" in label)
+                                + 0.01 * label.startswith("causal")
+                            )
+                            rate += 0.05 * (mode == "tree") + 0.04 * (temperature == 0) + 0.005 * train_seed
+                            accepted = []
+                            for place in range(prompts):
+                                domain = DOMAINS[place % 3]
+                                for seed in range(seeds):
+                                    p = np.clip(
+                                        rate + ease[place] + 0.02 * (domain == "math") - 0.04 * (domain == "chat"),
+                                        0.05,
+                                        0.98,
+                                    )
+                                    drawn = np.minimum(rng.geometric(1 - p, size=20) - 1, depth)
+                                    accepted.append(drawn)
+                                    rows.append({
+                                        **common, "prompt": f"{domain}-{place:03d}", "domain": domain, "sampling_seed": seed,
+                                        "emitted": int((drawn + 1).sum()), "rounds": 20, "rounds_cut": 1,
+                                    })  # fmt: skip
+                            every = np.stack(accepted)
+                            taus = {
+                                f"tau_{domain}": (every[np.arange(len(every)) // seeds % 3 == i] + 1).mean()
+                                for i, domain in enumerate(DOMAINS)
+                            }
+                            survival = [(every >= d).mean() for d in range(1, depth + 1)]
+                            broken = cell in failed
+                            cells.append({
+                                "grid": name, **common, "width": 7, "budget": budget, "scorer": "conditional",
+                                "tau": "" if broken else (every + 1).mean(), "tau_macro": (every + 1).mean(1).mean(), **taus, "prompts": prompts,
+                                "decodings": prompts * seeds, "rounds": every.size, "rounds_cut": len(every), "emitted": int((every + 1).sum()),
+                                "mean_nodes": budget if mode == "tree" else depth + 1, "survival": " ".join(f"{s:.6g}" for s in survival),
+                                "trained_depth": 15, "parameters_backbone": 1_000_000, "parameters_context": 50_000,
+                                "parameters_correction": 0 if "none" in label else 120_000, "train_steps": 400, "train_blocks": 102_400,
+                                "train_seconds": 81.5, "target": "pocket", "hardware": "a processor, 2 threads", "commit": "0123456",
+                                "status": "failed: the loss is not finite" if broken else "ok",
+                            })  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, table in (("cells", cells), ("prompts", [row for row in rows if row["cell"] not in failed])):
+        with (folder / f"{name}.{part}.csv").open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, table[0].keys())
+            writer.writeheader()
+            writer.writerows(table)
+    pairs = [[f"{b}/{c}", f"{b}/none"] for c in ("markov", "attention") for b in ("causal", "bidirectional")]
+    pairs += [[f"{b}/attention", f"{b}/markov"] for b in ("causal", "bidirectional")]
+    pairs += [[f"causal/{c}", f"bidirectional/{c}"] for c in ("none", "markov", "attention")]
+    info = {
+        "name": name,
+        "question": "Which drafter?",
+        "comparisons": pairs,
+        "hardware": "a processor",
+        "commit": "0123456",
+        "n_prompts": prompts,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(info))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A written report of a core-like grid with three training seeds of one pair, in <root>/ablations/results."""
+    folder = tmp_path_factory.mktemp("checkout") / "ablations" / "results"
+    make_grid(
+        folder, train_seeds={"causal/attention": 3, "bidirectional/markov": 3}, temperatures=(1.0,), depths=(7, 15, 23)
+    )
+    report.write_report(folder, "made")
+    return folder
+
+
+def counts(folder: Path, label: str, train_seed: int, depth: int, mode: str) -> Counts:
+    with (folder / "made.prompts.csv").open() as stream:
+        rows = [
+            row for row in csv.DictReader(stream)
+            if (row["label"], row["train_seed"], row["depth"], row["mode"]) == (label, str(train_seed), str(depth), mode)
+        ]  # fmt: skip
+    return Counts(
+        prompts=[r["prompt"] for r in rows],
+        emitted=[float(r["emitted"]) for r in rows],
+        rounds=[float(r["rounds"]) for r in rows],
+    )
+
+
+def difference(study: report.Study, first: str, second: str) -> report.Comparison:
+    return next(
+        c
+        for c in study.comparisons
+        if (c.first.label, c.second.label, c.first.setting.mode, c.first.setting.depth) == (first, second, "tree", 15)
+    )
+
+
+def test_intervals_are_those_of_metrics(results: Path) -> None:
+    study = report.load_study(results, "made")
+    one = difference(study, "causal/markov", "causal/none").difference
+    expected = paired_difference(
+        counts(results, "causal/markov", 0, 15, "tree"), counts(results, "causal/none", 0, 15, "tree")
+    )
+    assert (one.value, one.low, one.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+    several = difference(study, "causal/attention", "causal/none").difference
+    arms = [counts(results, "causal/attention", seed, 15, "tree") for seed in range(3)]
+    expected = seeded_difference(arms, [counts(results, "causal/none", 0, 15, "tree")])
+    assert (several.value, several.low, several.high) == pytest.approx(
+        (expected.value, expected.low, expected.high), abs=1e-12
+    )
+
+
+def test_tau_and_domains_are_those_of_the_cells(results: Path) -> None:
+    study = report.load_study(results, "made")
+    for row in study.cells[study.cells.label == "causal/markov"].itertuples():
+        arm = study.arm("causal/markov", row.temperature, row.mode, row.depth)
+        assert arm.tau == pytest.approx(row.tau)
+        assert [arm.domain(name).tau for name in DOMAINS] == pytest.approx([row.tau_math, row.tau_code, row.tau_chat])
+
+
+@pytest.mark.parametrize(
+    ("interval", "prompts", "verdict"),
+    [
+        ((0.30, 0.20, 0.40), 40, "first better"),
+        ((-0.30, -0.40, -0.20), 40, "second better"),
+        ((0.30, -0.01, 0.61), 40, "no difference shown"),
+        ((0.04, 0.03, 0.05), 40, "no difference shown"),  # certain, but below the margin of 0.05
+        ((0.08, 0.07, 0.09), 40, "no difference shown"),  # 1 % of tau 10 is 0.1
+        ((0.30, 0.20, 0.40), 29, "fewer than 30 prompts"),
+    ],
+)
+def test_a_verdict_needs_an_interval_and_a_margin(
+    interval: tuple[float, float, float], prompts: int, verdict: str
+) -> None:
+    sums = np.tile([10.0, 1.0], (1, prompts, 1))
+    setting = report.Setting(temperature=1.0, mode="tree", depth=15)
+    arm = report.Arm(
+        label="a/b", setting=setting, prompts=tuple(map(str, range(prompts))), domains=np.array(["math"] * prompts),
+        sums=sums, bootstrap=report.Bootstrap(prompts, draws=10), survival=np.ones(15),
+    )  # fmt: skip
+    value, low, high = interval
+    gaps = {"math": 0.2, "chat": -0.1}
+    found = report.Comparison(
+        first=arm, second=arm, difference=report.Interval(value=value, low=low, high=high), by_domain=gaps
+    )
+    assert found.verdict == verdict
+    assert found.domains == {"first better": "not in chat", "second better": "not in math"}.get(verdict, "")
+
+
+def test_the_page_says_what_was_measured(results: Path) -> None:
+    page = (results / "made.md").read_text()
+    for text in (
+        "n = 40 prompts x 3 sampling seeds",
+        "a processor, 2 threads",
+        "commit 0123456",
+        "first better",
+        "causal/attention",
+        "trained depth 15",
+    ):
+        assert text in page
+    for heading in (
+        "## tau",
+        "## Comparisons",
+        "## Other depths",
+        "## Tree and chain",
+        "## Domains",
+        "## Training",
+        "## Every cell",
+    ):
+        assert heading in page
+    assert "nan" not in page
+    latex = (results / "made.tex").read_text()
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 1
+    assert r"\multicolumn{3}{c}{tree}" in latex and r"$\pm$" in latex
+
+
+def test_the_same_input_gives_the_same_bytes(results: Path) -> None:
+    written = [*results.glob("made.md"), *results.glob("made.tex"), *results.glob("made-*.png")]
+    before = {path: path.read_bytes() for path in written}
+    assert len(before) == 5 and all(len(data) < 150_000 for data in before.values())
+    report.write_report(results, "made")
+    assert {path: path.read_bytes() for path in written} == before
+
+
+def test_the_printed_table_fits(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    report.print_table(results, "made")
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 120
+    assert "causal/attention - bidirectional/attention" in printed and "±" in printed and "…" not in printed
+
+
+def test_a_thin_grid_reports_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = "thin-causal-markov-s0-tree255-d5-t0"
+    make_grid(
+        tmp_path,
+        "thin",
+        labels=CORE[:2],
+        modes=("tree",),
+        depths=(5,),
+        temperatures=(0.0,),
+        prompts=3,
+        seeds=1,
+        failed=[failed],
+    )
+    report.write_report(tmp_path, "thin")
+    page = (tmp_path / "thin.md").read_text()
+    assert "the loss is not finite" in page and "Comparisons" not in page and "Tree and chain" not in page
+    report.print_table(tmp_path, "thin")
+    assert failed in capsys.readouterr().out
+
+
+def test_a_grid_without_a_finished_cell_reports_its_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = ["none-causal-none-s0-chain255-d5-t0", "none-causal-markov-s0-chain255-d5-t0"]
+    make_grid(
+        tmp_path,
+        "none",
+        labels=CORE[:2],
+        modes=("chain",),
+        depths=(5,),
+        temperatures=(0.0,),
+        prompts=3,
+        failed=failed[1:],
+    )
+    cells = tmp_path / "none.cells.csv"
+    cells.write_text(cells.read_text().replace(",ok", ",failed: out of memory"))
+    report.write_report(tmp_path, "none")
+    assert "out of memory" in (tmp_path / "none.md").read_text()
+    report.print_table(tmp_path, "none")
+    assert "no cell has finished" in capsys.readouterr().out
+
+
+def test_trees_that_differ_in_budget_stay_apart(tmp_path: Path) -> None:
+    make_grid(tmp_path, labels=CORE[:1], depths=(7,), temperatures=(1.0,), prompts=4, budgets=(64, 255))
+    assert report.load_study(tmp_path, "made").modes == ["chain", "tree budget 64", "tree budget 255"]
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "treedraft.report", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_fills_documents_and_checks(results: Path) -> None:
+    readme, second = results.parents[1] / "README.md", results.parent / "README.md"
+    readme.write_text("# top\n\n<!-- table: made headline -->\n<!-- end -->\n\nafter\n")
+    second.write_text("no marker\n")
+    stale = command("--folder", results, "--check")
+    assert (stale.returncode, stale.stdout.split()) == (1, [str(readme)])
+    assert command("--folder", results).returncode == 0
+    filled = readme.read_text()
+    assert (
+        "| drafter | chain 7 |" in filled and "n = 40 prompts" in filled and filled.endswith("<!-- end -->\n\nafter\n")
+    )
+    assert second.read_text() == "no marker\n"
+    assert command("--folder", results, "--check").returncode == 0
+    page = results / "made.md"
+    page.write_text(page.read_text().replace("tau", "tao", 1))
+    (results / "made-tau.png").unlink()
+    stale = command("--folder", results, "--check")
+    assert (stale.returncode, stale.stdout.split()) == (1, [str(page), str(results / "made-tau.png")])
+    report.write_report(results, "made")
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("made nothing", r"README.md:3: unknown table 'nothing'"),
+        ("other headline", r"README.md:3: no results of grid 'other'.*made"),
+    ],
+)
+def test_a_wrong_marker_is_named_with_its_line(results: Path, tmp_path: Path, marker: str, message: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# top\n\n<!-- table: {marker} -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=message):
+        report.fill_markers(readme, results)
+
+
+def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    for arguments in (["--folder", tmp_path], ["--folder", tmp_path, "--grid", "core"], ["--folders", tmp_path]):
+        answer = command(*arguments)
+        assert answer.returncode == 2 and answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
+
+
+def test_help_needs_no_libraries() -> None:
+    code = "import sys, treedraft.report; sys.exit(bool({'torch', 'pandas', 'matplotlib', 'seaborn', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_full_grid_is_quick(tmp_path: Path) -> None:
+    make_grid(tmp_path, labels=FULL, prompts=120)
+    start = time.process_time()
+    report.write_report(tmp_path, "made")
+    assert time.process_time() - start < 16  # twice the aim: machines differ

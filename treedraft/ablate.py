@@ -1,0 +1,160 @@
+"""`python -m treedraft.ablate --grid core`: train and measure every cell of a grid, then print one table.
+
+Run again after an interruption and only what is missing is done. Tables (Markdown, LaTeX, CSV) and figures go to --output.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treedraft.cli import parse_arguments, run_cli
+from treedraft.config import parse_settings
+from treedraft.grid import Cell, Grid, load_grid
+from treedraft.run import runs_folder
+
+GRIDS = Path(__file__).parent.parent / "ablations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Flags of the command."""
+
+    grid: str = "core"
+    """A grid's name (see --list) or a TOML file."""
+    target: str | None = None
+    """Another target than the grid's: a name, a folder or a hub id."""
+    data: str | None = None
+    """A folder of training tokens made by `python -m treedraft.data regenerate` (default: the target's own)."""
+    set: tuple[str, ...] = ()
+    """KEY=VALUE over the grid file, as in train.steps=800."""
+    cell: str | None = None
+    """Run this one cell (an id of --dry-run) and print its result."""
+    limit: int | None = None
+    """Run only the first cells."""
+    list: bool = False
+    """List the grids and stop."""
+    dry_run: bool = False
+    """List the cells with what is done of each and stop."""
+    output: Path | None = None
+    """Folder of tables and figures (default: runs/grids/NAME)."""
+    cache_gb: float = 12.0
+    """The largest feature cache to fill."""
+
+
+def main() -> int:
+    arguments = parse_arguments(Arguments, program="python -m treedraft.ablate", description=__doc__ or "")
+    if arguments.list:
+        return _list()
+    grid = load_grid(_grid_file(arguments.grid), target=arguments.target, settings=parse_settings(arguments.set))
+    cells = _chosen(grid, arguments)
+    if arguments.dry_run:
+        return _dry_run(cells)
+    failures = _run(cells, arguments)
+    if arguments.cell is not None:
+        return _print_cell(cells[0], failures)
+    from treedraft import report
+    from treedraft.cells import collect, write_rows
+
+    folder = arguments.output or runs_folder() / "grids" / grid.name
+    write_rows(folder, grid, *collect(cells, failures, grid.name))
+    report.write_report(folder, grid.name)
+    report.print_table(folder, grid.name)
+    print(f"tables and figures: {folder}")
+    for cell_id, reason in failures.items():
+        print(f"failed: {cell_id}: {reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _grid_file(name: str) -> Path:
+    if name.endswith(".toml"):
+        return Path(name)
+    known = sorted(path.stem for path in GRIDS.glob("*.toml"))
+    if name not in known:
+        from treedraft.registry import unknown
+
+        raise ValueError(unknown("grid", name, known) + ", or a .toml file")
+    return GRIDS / f"{name}.toml"
+
+
+def _list() -> int:
+    for path in sorted(GRIDS.glob("*.toml")):
+        grid = load_grid(path)
+        print(f"{grid.name:<10} {len(grid.arms):>3} trainings {len(grid.cells):>4} cells  {grid.question}")
+    return 0
+
+
+def _dry_run(cells: list[Cell]) -> int:
+    for cell in cells:
+        trained = (runs_folder() / "train" / cell.arm.train_id / "result.json").is_file()
+        measured = (runs_folder() / "cells" / cell.cell_id / "result.json").is_file()
+        print(f"{'done   ' if measured else 'trained' if trained else 'missing'} {cell.cell_id}")
+    return 0
+
+
+def _chosen(grid: Grid, arguments: Arguments) -> list[Cell]:
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ValueError(f"--limit is {arguments.limit}; at least 1")
+    cells = list(grid.cells)[: arguments.limit]
+    if arguments.cell is None:
+        return cells
+    by_id = {cell.cell_id: cell for cell in grid.cells}
+    if arguments.cell not in by_id:
+        from treedraft.registry import unknown
+
+        raise ValueError(unknown("cell", arguments.cell, list(by_id)[:3]) + f", ... ({len(by_id)} in all: --dry-run lists them)")
+    return [by_id[arguments.cell]]
+
+
+def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
+    """Do what is missing; reasons of the cells that failed."""
+    from treedraft.cells import Workbench, cell_folder, is_done
+
+    missing = [cell for cell in cells if not is_done(cell_folder(cell))]
+    if not missing:
+        return {}
+    from tqdm import tqdm
+
+    bench = Workbench(missing[0].arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data)
+    failures: dict[str, str] = {}
+    for arm in {cell.arm.train_id: cell.arm for cell in missing}.values():
+        bench.check(arm)
+    broken: dict[str, str] = {}
+    with tqdm(missing, desc="cells", unit="cell", disable=None) as bar:
+        for cell in bar:
+            train_id = cell.arm.train_id
+            if train_id not in broken:
+                try:
+                    bench.train(cell.arm)
+                    bench.evaluate(cell)
+                    continue
+                except Exception as error:  # one failed cell must not stop the others
+                    traceback.print_exc()
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    if not is_done(runs_folder() / "train" / train_id):
+                        broken[train_id] = reason
+                    failures[cell.cell_id] = reason
+                    continue
+            failures[cell.cell_id] = broken[train_id]
+    return failures
+
+
+def _print_cell(cell: Cell, failures: dict[str, str]) -> int:
+    import json
+
+    from treedraft.cells import cell_folder
+    from treedraft.files import read_json
+
+    if failures:
+        print(f"failed: {cell.cell_id}: {failures[cell.cell_id]}", file=sys.stderr)
+        return 1
+    result: dict[str, Any] = read_json(cell_folder(cell) / "result.json")
+    print(json.dumps(result, indent=2, sort_keys=True))
+    return 0
+
+
+if __name__ == "__main__":
+    run_cli(main)

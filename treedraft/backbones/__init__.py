@@ -1,0 +1,1 @@
+"""Who sees whom inside a draft block: one file a mask."""

@@ -1,0 +1,204 @@
+"""The work of a grid, cell by cell: train what is missing, decode what is missing, collect what is there.
+
+A run's folder is complete when its result.json exists; it is written last, by rename. So a killed grid goes on where it
+was, and two machines that share a disk skip each other's finished cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from treedraft import files, metrics
+from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
+from treedraft.data.features import FeatureCache
+from treedraft.data.prepare import training_sequences
+from treedraft.data.prompts import default_set, prompt_set
+from treedraft.drafter import Drafter, shape_for
+from treedraft.evaluate import Replay, record
+from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
+from treedraft.metrics import Rounds
+from treedraft.run import commit, hardware, runs_folder, seed_everything
+from treedraft.targets import load_target
+from treedraft.targets.hf import Target
+from treedraft.trainer import Trainer
+
+
+def train_folder(arm: Arm) -> Path:
+    return runs_folder() / "train" / arm.train_id
+
+
+def cell_folder(cell: Cell) -> Path:
+    return runs_folder() / "cells" / cell.cell_id
+
+
+def is_done(folder: Path) -> bool:
+    return (folder / "result.json").is_file()
+
+
+class Workbench:
+    """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
+
+    def __init__(self, target_name: str, *, cache_gb: float, data_folder: str | None = None) -> None:
+        self.target: Target = load_target(target_name)
+        self.cache_gb, self.data_folder = cache_gb, data_folder
+        self._features: dict[str, FeatureCache] = {}
+        self._replays: dict[str, Replay] = {}
+        self._drafter: tuple[str, Drafter] | None = None
+
+    def check(self, arm: Arm) -> None:
+        """Build the arm's drafter without memory, so that a wrong option is found before any work is done."""
+        with torch.device("meta"):
+            Drafter(arm.drafter, shape_for(self.target, arm.drafter))
+
+    def train(self, arm: Arm) -> dict[str, Any]:
+        """Train an arm, or return what was trained before."""
+        folder = train_folder(arm)
+        if is_done(folder):
+            return files.read_json(folder / "result.json")
+        features = self.features(arm.data, arm.drafter)
+        drafter = new_drafter(self.target, arm.drafter, features, seed=arm.train.seed)
+        return Trainer(drafter=drafter, target=self.target, features=features, config=arm.train, folder=folder).run()
+
+    def evaluate(self, cell: Cell) -> dict[str, Any]:
+        """Decode a cell by replay, or return what was measured before; its arm has to be trained."""
+        folder = cell_folder(cell)
+        if is_done(folder):
+            return files.read_json(folder / "result.json")
+        replay = self.replay(cell.evaluate, cell.decode.temperature)
+        rounds = replay.run(self.drafter(cell.arm), cell.decode)
+        files.write_json(folder / "prompts.json", [_prompt_row(item) for item in rounds])
+        result = {
+            "cell": cell.cell_id,
+            "train": cell.arm.train_id,
+            "decode": asdict(cell.decode),
+            **metrics.summary(rounds, cell.decode.depth),
+            "hardware": hardware(),
+            "commit": commit(),
+        }
+        files.write_json(folder / "result.json", result)
+        return result
+
+    def drafter(self, arm: Arm) -> Drafter:
+        if self._drafter is None or self._drafter[0] != arm.train_id:
+            self._drafter = arm.train_id, Drafter.from_pretrained(train_folder(arm) / "drafter", target=self.target)
+        return self._drafter[1]
+
+    def features(self, data: DataConfig, drafter: DrafterConfig) -> FeatureCache:
+        """The feature cache for a data set and tapped layers, filled."""
+        if drafter.tap_layers is not None:
+            self.target.tap(drafter.tap_layers)
+        key = canonical(data) + str(self.target.tap_layers)
+        if key not in self._features:
+            sequences = training_sequences(self.target, data, folder=self.data_folder)
+            cache = FeatureCache(runs_folder() / "features", self.target, sequences, limit_gb=self.cache_gb)
+            print(cache.estimate())
+            cache.fill()
+            self._features[key] = cache
+        return self._features[key]
+
+    def replay(self, evaluate: EvaluateConfig, temperature: float) -> Replay:
+        """Recorded decodings of the evaluation prompts at a temperature; kept on disk, since every cell needs them."""
+        key = f"{canonical(evaluate)}-t{temperature:g}"
+        if key not in self._replays:
+            self._replays[key] = Replay(self.target, self._trajectories(evaluate, temperature))
+        return self._replays[key]
+
+    def _trajectories(self, evaluate: EvaluateConfig, temperature: float) -> list[Any]:
+        from treedraft.evaluate import Trajectory
+
+        identity = {"evaluate": canonical(evaluate), "temperature": temperature, "target": self.target.fingerprint()}
+        path = runs_folder() / "trajectories" / f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
+        if not path.is_file():
+            prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
+            recorded = record(
+                self.target, prompts, temperature=temperature, seeds=evaluate.seeds, max_new_tokens=evaluate.max_new_tokens
+            )
+            files.write_json(path, [{**asdict(item), "ids": item.ids.tolist()} for item in recorded])
+        return [Trajectory(**{**item, "ids": np.array(item["ids"])}) for item in files.read_json(path)]
+
+
+def new_drafter(target: Target, config: DrafterConfig, features: FeatureCache, *, seed: int) -> Drafter:
+    """An untrained drafter, its draft vocabulary the most frequent response tokens of the training set."""
+    seed_everything(seed)
+    shape = shape_for(target, config)
+    drafter = Drafter(config, shape, draft_vocabulary(features, target, shape.draft_vocab_size))
+    return drafter.to(target.device).attach(target)
+
+
+def draft_vocabulary(features: FeatureCache, target: Target, size: int) -> torch.Tensor:
+    """The `size` most frequent response tokens, ascending ids [V']; end-of-text always, ties and gaps filled by lowest id."""
+    counts = np.zeros(target.vocab_size, dtype=np.int64)
+    for ids, prompt_length in zip(features.sequences.ids, features.sequences.prompt_lengths, strict=True):
+        np.add.at(counts, ids[prompt_length:], 1)
+    counts[[token for token in target.eos_token_ids if token < target.vocab_size]] = np.iinfo(np.int64).max
+    kept = np.argsort(-counts, kind="stable")[:size]
+    return torch.from_numpy(np.sort(kept))
+
+
+def _prompt_row(item: Rounds) -> dict[str, Any]:
+    return {
+        "prompt": item.prompt,
+        "domain": item.domain,
+        "sampling_seed": item.seed,
+        "emitted": int(item.emitted.sum()),
+        "rounds": item.num_rounds,
+        "rounds_cut": int((item.emitted <= item.accepted).sum()),
+    }
+
+
+def collect(cells: Sequence[Cell], failures: Mapping[str, str], name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of <grid>.cells.csv and <grid>.prompts.csv for the cells that are done or failed."""
+    cell_rows: list[dict[str, Any]] = []
+    prompt_rows: list[dict[str, Any]] = []
+    for cell in cells:
+        decode, arm = cell.decode, cell.arm
+        setting = {"mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature}
+        shared = {"cell": cell.cell_id, "label": arm.label, "train_seed": arm.train.seed, **setting}
+        row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget, "scorer": decode.scorer,
+                               "target": arm.target, "trained_depth": arm.drafter.depth}  # fmt: skip
+        if is_done(cell_folder(cell)):
+            result, trained = files.read_json(cell_folder(cell) / "result.json"), files.read_json(train_folder(arm) / "result.json")
+            row |= _result_columns(result, trained)
+            prompt_rows += [{**shared, **item} for item in files.read_json(cell_folder(cell) / "prompts.json")]
+        elif cell.cell_id in failures:
+            row["status"] = f"failed: {failures[cell.cell_id]}"
+        else:
+            continue
+        cell_rows.append(row)
+    return cell_rows, prompt_rows
+
+
+def write_rows(folder: Path, grid: Grid, cell_rows: Sequence[Mapping[str, Any]], prompt_rows: Sequence[Mapping[str, Any]]) -> None:
+    """The three files that reports are made from: GRID.cells.csv, GRID.prompts.csv and GRID.json."""
+    import pandas as pd
+
+    for name, rows in (("cells", cell_rows), ("prompts", prompt_rows)):
+        with files.replacing(folder / f"{grid.name}.{name}.csv") as path:
+            pd.DataFrame(list(rows)).to_csv(path, index=False, float_format="%.6g")
+    record = {
+        "name": grid.name,
+        "question": grid.question,
+        "comparisons": [list(pair) for pair in grid.comparisons()],
+        "n_prompts": len({row["prompt"] for row in prompt_rows}),
+        "hardware": hardware(),
+        "commit": commit(),
+    }
+    files.write_json(folder / f"{grid.name}.json", record)
+
+
+def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    plain = ("tau", "tau_macro", "prompts", "decodings", "rounds", "rounds_cut", "emitted", "mean_nodes", "hardware", "commit")
+    return {
+        **{name: result[name] for name in plain},
+        **{f"tau_{domain}": value for domain, value in result["tau_by_domain"].items()},
+        "survival": " ".join(f"{value:.4f}" for value in result["survival"]),
+        **{f"parameters_{part}": count for part, count in trained["parameters"].items()},
+        **{f"train_{name}": trained[name] for name in ("steps", "blocks", "seconds")},
+        "status": "ok",
+    }

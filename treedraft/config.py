@@ -1,0 +1,200 @@
+"""What can be chosen, as frozen dataclasses read from TOML: unknown keys are refused, resolved fields hash to a name.
+
+A component (backbone, context, correction) is a table with a `name`; its other keys are that component's own options and
+are checked by its `Config`. No torch here: identities can be listed at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+Component = dict[str, Any]
+Config = TypeVar("Config")
+_STRICT = ConfigDict(extra="forbid")
+
+
+def _positive(owner: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{owner}.{name} is {value}; it has to be positive")
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """A point of the grid. `block_size` counts slots, anchor included; None means the target's or everything there is."""
+
+    backbone: Component = field(default_factory=lambda: {"name": "causal"})
+    context: Component = field(default_factory=lambda: {"name": "full"})
+    correction: Component = field(default_factory=lambda: {"name": "none"})
+    block_size: int = 16
+    layout: Literal["fill-in", "anchor-first"] = "fill-in"
+    draft_vocab_size: int | None = None
+    tap_layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size < 2:
+            raise ValueError(f"drafter.block_size is {self.block_size}; at least 2 (the anchor and one more slot)")
+        _positive("drafter", draft_vocab_size=self.draft_vocab_size)
+        for seam in ("backbone", "context", "correction"):
+            if not isinstance(getattr(self, seam).get("name"), str):
+                raise ValueError(f"drafter.{seam} needs a name, as in {seam} = {{ name = ... }}")
+
+    @property
+    def depth(self) -> int:
+        """Tokens drafted a round as trained: fill-in discards the anchor's own slot, anchor-first uses it."""
+        return self.block_size - self.first_slot
+
+    @property
+    def first_slot(self) -> int:
+        """The slot that predicts the token after the anchor."""
+        return 1 if self.layout == "fill-in" else 0
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training run. A step takes `sequences` trajectories with `anchors` blocks each.
+
+    `decay` is gamma of exp(-(k - 1) / gamma) over draft positions k, None for uniform weights. `micro_batches` splits a step's
+    sequences without changing its gradient.
+    """
+
+    objective: Literal["ce", "forward_kl", "dspark"] = "forward_kl"
+    decay: float | None = None
+    steps: int = 400
+    sequences: int = 16
+    anchors: int = 16
+    micro_batches: int = 1
+    learning_rate: float = 2e-3
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_every: int = 100
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+
+    def __post_init__(self) -> None:
+        _positive(
+            "train", steps=self.steps, sequences=self.sequences, anchors=self.anchors, micro_batches=self.micro_batches,
+            learning_rate=self.learning_rate, clip=self.clip, decay=self.decay, checkpoint_every=self.checkpoint_every,
+        )  # fmt: skip
+        if self.sequences % self.micro_batches:
+            raise ValueError(f"train.sequences {self.sequences} does not divide into train.micro_batches {self.micro_batches}")
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Training text: the target's own answers. `tokens` counts response tokens; None takes all there are."""
+
+    tokens: int | None = 400_000
+    temperature: float = 1.0
+    seed: int = 0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _positive("data", tokens=self.tokens, max_new_tokens=self.max_new_tokens)
+        _temperature("data", self.temperature)
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """How a drafter is used. `budget` counts tree nodes, root included; a chain ignores width and budget."""
+
+    mode: Literal["chain", "tree"] = "tree"
+    depth: int = 15
+    width: int = 7
+    budget: int = 255
+    temperature: float = 0.0
+    scorer: Literal["conditional", "marginal"] = "conditional"
+
+    def __post_init__(self) -> None:
+        for name, value in (("depth", self.depth), ("width", self.width), ("budget", self.budget)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 (the budget counts the root)")
+        _temperature("decode", self.temperature)
+
+
+def _temperature(owner: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{owner} temperature is {value}; 0 (greedy) or a positive number")
+
+
+def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Config:
+    """A config dataclass from plain values; ValueError names the place, the key, the offending value and what is wrong."""
+    known = list(getattr(kind, "__dataclass_fields__", {}))
+    for key in values:
+        # Here, not left to pydantic, which lets unknown keys of a component's plain dataclass pass.
+        if key not in known:
+            from treedraft.registry import unknown
+
+            raise ValueError(f"{where}: " + unknown("key", key, known))
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise ValueError("; ".join(_explain(item, where) for item in error.errors()[:3])) from error
+
+
+def _explain(item: Mapping[str, Any], where: str) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if item["type"] == "value_error" else f"{where}: {key} = {item['input']!r}: {message}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The parsed file; ValueError names the file and the line where it is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"no file {str(path)!r}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid TOML: {error}") from error
+
+
+def override(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested `values` with dotted keys set: {"correction.rank": 128}."""
+    result: dict[str, Any] = json.loads(json.dumps(values))
+    for key, value in settings.items():
+        *tables, last = key.split(".")
+        table = result
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ValueError(f"--set {key}: {name} is a value, not a table")
+        table[last] = value
+    return result
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """["correction.rank=128"] -> {"correction.rank": 128}; the right side is read as TOML, else as a plain string."""
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--set {setting!r}: expected KEY=VALUE, as in correction.rank=128")
+        try:
+            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed[key.strip()] = text.strip()
+    return parsed
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal configs give equal text."""
+    plain = asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def short_hash(value: Any) -> str:
+    """Eight hex digits of the canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""What a block sees of the prefix: one file a choice."""

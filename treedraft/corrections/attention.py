@@ -1,0 +1,102 @@
+"""The attention-only correction of JetSpec++: one causal attention over the slots of a branch revises each hidden state.
+
+x_i is the layer's input at slot i: the backbone's hidden state, the embedding of the token before it, their sum, or a
+learned fusion of both. h'_i = h_i + Wo Attn(x_i; x_1..x_i of this branch), then optionally h'_i += MLP(norm(h'_i)), and the
+head gives fresh logits. Wo (and the MLP's down projection) start at zero, so a new layer changes nothing. There is no
+context inside the layer, so positions count from the block's first draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from treedraft.corrections._seam import Borrowed, Correction, Lanes, State, select
+from treedraft.ops.layers import MLP, Attention, Shape, rms_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    inputs: Literal["hidden", "parent", "sum", "fused"] = "fused"
+    mlp: bool = False
+
+
+@final
+class AttentionState(State):
+    """Keys and values of every expansion, [R * capacity, k, d], and each expansion's branch [R * capacity, D] of rows."""
+
+    def __init__(self, layer: Component, hidden: Tensor, borrowed: Borrowed) -> None:
+        self.layer, self.hidden, self.borrowed = layer, hidden, borrowed
+        self.cosine, self.sine = borrowed.rotary(torch.arange(hidden.shape[1], device=hidden.device))
+
+    def reserve(self, capacity: int) -> None:
+        rows, attention = len(self.hidden) * capacity, self.layer.attn
+        self.keys = self.hidden.new_zeros((rows, attention.kv_heads, attention.head_dim))
+        self.values = torch.zeros_like(self.keys)
+        # Slots a branch has not reached point at row 0 and are masked. The extra last row is what the root's parent reads.
+        self.branch = torch.zeros((rows + 1, self.hidden.shape[1]), dtype=torch.int64, device=self.hidden.device)
+
+    def step(self, lanes: Lanes) -> Tensor:
+        layer, attention = self.layer, self.layer.attn
+        hidden = self.hidden[lanes.request, lanes.slot]
+        rotary = self.cosine[lanes.slot], self.sine[lanes.slot]
+        x = layer.inputs(hidden, lanes.token, self.borrowed)
+        self.keys[lanes.expansion] = attention.keys(x, *rotary)
+        self.values[lanes.expansion] = attention.values(x)
+        branch = self.branch[lanes.parent]
+        branch[torch.arange(len(branch)), lanes.slot] = lanes.expansion
+        self.branch[lanes.expansion] = branch
+        reach = int(lanes.slot.max()) + 1
+        branch = branch[:, :reach]
+        seen = torch.arange(reach, device=branch.device) <= lanes.slot[:, None]
+        queries = attention.queries(x, *rotary).unflatten(1, (attention.kv_heads, -1))  # [L, k, g, d]
+        scores = torch.einsum("lkgd,ljkd->lkgj", queries, self.keys[branch])
+        weights = scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1)
+        mixed = torch.einsum("lkgj,ljkd->lkgd", weights, self.values[branch]).flatten(1)
+        return self.borrowed.head(layer.revise(hidden, attention.o_proj(mixed)))
+
+
+@final
+class Component(Correction):
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__()
+        self.config, self.eps = config, shape.rms_norm_eps
+        self.attn = Attention(shape)
+        nn.init.zeros_(self.attn.o_proj.weight)
+        if config.inputs == "fused":
+            self.fusion = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
+        if config.mlp:
+            self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
+            nn.init.zeros_(self.mlp.down_proj.weight)
+
+    def forward(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed, supervised: Tensor | None = None) -> Tensor:
+        attention, depth = self.attn, hidden.shape[-2]
+        rotary = borrowed.rotary(torch.arange(depth, device=hidden.device))
+        x = self.inputs(hidden, previous, borrowed)
+        queries = attention.queries(x, *rotary).unflatten(2, (attention.kv_heads, -1))  # [N, D, k, g, d]
+        scores = torch.einsum("nikgd,njkd->nkgij", queries, attention.keys(x, *rotary))
+        later = torch.ones((depth, depth), dtype=torch.bool, device=hidden.device).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        mixed = torch.einsum("nkgij,njkd->nikgd", weights, attention.values(x)).flatten(2)
+        return borrowed.head(self.revise(select(hidden, supervised), attention.o_proj(select(mixed, supervised))))
+
+    def start(self, hidden: Tensor, borrowed: Borrowed) -> AttentionState:
+        return AttentionState(self, hidden, borrowed)
+
+    def inputs(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed) -> Tensor:
+        """x [..., H] from hidden [..., H] and the tokens before [...]; each part is normalised on its own, since their scales differ."""
+        parts = []
+        if self.config.inputs != "parent":
+            parts.append(rms_norm(hidden, self.eps))
+        if self.config.inputs != "hidden":
+            parts.append(rms_norm(borrowed.embed(previous).to(hidden.dtype), self.eps))
+        if self.config.inputs == "fused":
+            return self.fusion(torch.cat(parts, dim=-1))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def revise(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = hidden + attended
+        return hidden + self.mlp(rms_norm(hidden, self.eps)) if self.config.mlp else hidden

@@ -1,0 +1,94 @@
+"""DSpark's low-rank Markov heads: a bias on the logits, b = W2 e with e = W1[parent token] of rank r.
+
+vanilla reads the parent alone: two nodes with one parent token get one bias. gated lets the slot's hidden state weigh
+e; rnn carries a state of rank r along the branch (DSpark 2.2). W2 starts at zero, so a new head changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from treedraft.corrections._seam import Borrowed, Correction, Lanes, State, select
+from treedraft.ops.layers import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    variant: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    rank: int = 256
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"correction.rank is {self.rank}; at least 1")
+
+
+@final
+class MarkovState(State):
+    """Base logits of all slots, and for rnn one state [R * capacity, r] an expansion."""
+
+    def __init__(self, head: Component, hidden: Tensor, borrowed: Borrowed) -> None:
+        self.head, self.hidden = head, hidden
+        self.base_logits = borrowed.head(hidden)
+        self.memory = hidden.new_zeros((0, head.config.rank))
+
+    def reserve(self, capacity: int) -> None:
+        if self.head.config.variant == "rnn":
+            # The extra last row is what -1 (the root's parent) reads: a state of zeros.
+            self.memory = self.hidden.new_zeros((len(self.hidden) * capacity + 1, self.head.config.rank))
+
+    def step(self, lanes: Lanes) -> Tensor:
+        embedded = self.head.markov_w1(lanes.token)
+        if self.head.config.variant == "gated":
+            embedded = self.head.gate(self.hidden[lanes.request, lanes.slot], embedded)
+        elif self.head.config.variant == "rnn":
+            state = self.memory[lanes.parent]
+            embedded, self.memory[lanes.expansion] = self.head.recur(state, embedded, self.hidden[lanes.request, lanes.slot])
+        return self.base_logits[lanes.request, lanes.slot] + self.head.markov_w2(embedded)
+
+
+@final
+class Component(Correction):
+    """Shapes as stored by DSpark: markov_w1 [V, r], markov_w2 [V', r]; gate_proj reads [hidden, e], joint_proj [state, e, hidden]."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__()
+        self.config = config
+        rank, hidden = config.rank, shape.hidden_size
+        self.markov_w1 = nn.Embedding(shape.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, shape.draft_vocab_size, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)
+        if config.variant == "gated":
+            self.gate_proj = nn.Linear(hidden + rank, rank)
+        elif config.variant == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+
+    def forward(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed, supervised: Tensor | None = None) -> Tensor:
+        embedded = self.markov_w1(previous)
+        if self.config.variant == "gated":
+            embedded = self.gate(hidden, embedded)
+        elif self.config.variant == "rnn":
+            embedded = self._unroll(embedded, hidden)
+        return borrowed.head(select(hidden, supervised)) + self.markov_w2(select(embedded, supervised))
+
+    def start(self, hidden: Tensor, borrowed: Borrowed) -> MarkovState:
+        return MarkovState(self, hidden, borrowed)
+
+    def gate(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], dim=-1))) * embedded
+
+    def recur(self, state: Tensor, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(output, new state), each [..., r]; the output reads the old state."""
+        gate, candidate, output = self.joint_proj(torch.cat([state, embedded, hidden], dim=-1)).chunk(3, dim=-1)
+        gate = torch.sigmoid(gate)
+        return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
+
+    def _unroll(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        state, outputs = torch.zeros_like(embedded[..., 0, :]), []
+        for slot in range(embedded.shape[-2]):
+            output, state = self.recur(state, embedded[..., slot, :], hidden[..., slot, :])
+            outputs.append(output)
+        return torch.stack(outputs, dim=-2)

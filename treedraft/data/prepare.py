@@ -1,0 +1,69 @@
+"""Training text for a target, found or made: a folder the user names, what ships, or the target's answers to the world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from treedraft import files
+from treedraft.config import DataConfig, short_hash
+from treedraft.data.features import Sequences
+from treedraft.data.tokens import MANIFEST, SHIPPED, TokenStore
+from treedraft.run import runs_folder
+from treedraft.targets.hf import Target
+
+_WORLD_TARGETS = ("pocket", "tiny")
+
+
+def training_sequences(target: Target, config: DataConfig, *, folder: str | None = None) -> Sequences:
+    """The first `config.tokens` response tokens of the target's training store. ValueError if there is none, or it is another target's."""
+    store = _store(target, config, folder)
+    store.check(target)
+    ids, prompt_lengths, num_tokens = [], [], 0
+    for conversation in store:
+        if config.tokens is not None and num_tokens >= config.tokens:
+            break
+        num_tokens += len(conversation.ids) - conversation.prompt_length
+        ids.append(conversation.ids)
+        prompt_lengths.append(conversation.prompt_length)
+    digest = short_hash({"manifest": files.sha256(store.folder / MANIFEST), "sequences": len(ids)})
+    return Sequences(ids=ids, prompt_lengths=np.array(prompt_lengths), digest=digest)
+
+
+def _store(target: Target, config: DataConfig, folder: str | None) -> TokenStore:
+    if folder is not None:
+        return TokenStore.open(folder)
+    if target.name in _WORLD_TARGETS:
+        return _world_store(target, config)
+    if (SHIPPED / target.name / MANIFEST).is_file():
+        return TokenStore.shipped(target.name)
+    made = runs_folder() / "data" / Path(target.name).name
+    if (made / MANIFEST).is_file():
+        return TokenStore.open(made)
+    raise ValueError(
+        f"no training text for target {target.name!r}: make some with python -m treedraft.data regenerate "
+        f"--target {target.name} --prompts magpie --tokens 1000000 --temperature 1"
+    )
+
+
+def _world_store(target: Target, config: DataConfig) -> TokenStore:
+    from tqdm import tqdm
+
+    from treedraft.data.regenerate import Settings, regenerate
+
+    if config.tokens is None:
+        raise ValueError(f"data.tokens is not set: the world has no end, so say how many tokens {target.name} shall answer")
+    settings = Settings(
+        prompts="world",
+        tokens=config.tokens,
+        temperatures=(config.temperature,),
+        seed=config.seed,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=256,
+        prompts_per_shard=1024,
+    )
+    identity = {"target": target.fingerprint(), "settings": str(settings)}
+    folder = runs_folder() / "data" / f"{target.name}-{short_hash(identity)}"
+    with tqdm(total=config.tokens, desc="training text", unit=" tokens", disable=None) as bar:
+        return regenerate(target, settings, folder, command="python -m treedraft.ablate", bar=bar)

@@ -1,0 +1,199 @@
+"""`python -m treedraft.decode --tree --depth 23 "Write a haiku."`: decode with a trained drafter and say how it went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from treedraft.cli import parse_arguments, run_cli
+from treedraft.config import DecodeConfig
+
+if TYPE_CHECKING:
+    from treedraft.drafter import Drafter
+    from treedraft.speculate import Generation
+    from treedraft.targets.hf import Target
+
+try:
+    from tyro.conf import Positional
+except ModuleNotFoundError:  # the annotation alone needs it
+    Positional = Annotated[Any, None]  # type: ignore[assignment, misc]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Flags of the command."""
+
+    prompt: Positional[str | None] = None
+    """What to ask. Without it, and without --prompts, a conversation is read from standard input, a line a turn."""
+    prompts: str | None = None
+    """A JSONL file of prompts (field `turns`), or the name of a set: world, math, code, chat, gsm8k, ..."""
+    limit: int | None = None
+    """Decode only the first prompts of the set."""
+    target: str = "smollm2-135m"
+    """A target's name, a model folder, or a hub id of the Llama or Qwen3 families."""
+    drafter: str | None = None
+    """A drafter folder, or the name of a shipped one (default: the target's first)."""
+    tree: bool = False
+    """Draft a tree (the default)."""
+    chain: bool = False
+    """Draft a single chain."""
+    depth: int | None = None
+    """Drafted tokens on a path (default: as trained)."""
+    width: int = 7
+    """Children of an expanded node."""
+    budget: int = 255
+    """Nodes of a tree, the root included."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    seed: int = 0
+    """Seed of the sampling noise."""
+    max_new_tokens: int = 256
+    """The longest answer, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer."""
+    compare: bool = False
+    """Also decode plainly, check that the ids are identical, and print the speed-up."""
+    show_tree: bool = False
+    """Draw the tree of the round that accepted most."""
+    json: bool = False
+    """Print one JSON object a prompt on standard output, and nothing else there."""
+    device: str | None = None
+    dtype: str | None = None
+    """float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
+
+
+def main() -> int:
+    arguments = parse_arguments(Arguments, program="python -m treedraft.decode", description=__doc__ or "")
+    config, limit = _decode_config(arguments), arguments.limit
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}; at least 1")
+    if arguments.prompt is not None and arguments.prompts is not None:
+        raise ValueError("give a prompt or --prompts, not both")
+    if arguments.prompt is not None and not arguments.prompt.strip():
+        raise ValueError("empty prompt: there is nothing to answer")
+    conversations = _conversations(arguments)
+    target, drafter = _load(arguments)
+    if arguments.depth is None:
+        config = _decode_config(arguments, depth=drafter.depth)
+    all_identical = True
+    for turns, record_turn in conversations:
+        all_identical &= _decode_one(target, drafter, config, arguments, turns, record_turn)
+    return 0 if all_identical else 1
+
+
+def _decode_config(arguments: Arguments, *, depth: int = 15) -> DecodeConfig:
+    if arguments.tree and arguments.chain:
+        raise ValueError("--tree and --chain exclude each other")
+    return DecodeConfig(
+        mode="chain" if arguments.chain else "tree",
+        depth=arguments.depth if arguments.depth is not None else depth,
+        width=arguments.width,
+        budget=arguments.budget,
+        temperature=arguments.temperature,
+    )
+
+
+def _conversations(arguments: Arguments) -> Iterator[tuple[list[str], Any]]:
+    """(turns so far, what to do with the answer) for every question."""
+    if arguments.prompt is not None:
+        return iter([([arguments.prompt], None)])
+    if arguments.prompts is not None:
+        from treedraft.data.prompts import prompt_set
+
+        prompts = prompt_set(arguments.prompts, count=arguments.limit)
+        return iter([(list(prompt.turns[:1]), None) for prompt in prompts[: arguments.limit]])
+    return _dialogue()
+
+
+def _dialogue() -> Iterator[tuple[list[str], Any]]:
+    turns: list[str] = []
+    interactive = sys.stdin.isatty()
+    while True:
+        if interactive:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            if not turns:
+                raise ValueError("empty prompt: standard input has no line")
+            return
+        if line.strip():
+            turns.append(line.strip())
+            yield turns, turns.append
+
+
+def _load(arguments: Arguments) -> tuple[Target, Drafter]:
+    import torch
+
+    from treedraft.drafter import load_drafter
+    from treedraft.targets import load_target
+
+    dtype = getattr(torch, arguments.dtype, None) if arguments.dtype else None
+    if arguments.dtype and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {arguments.dtype!r}; known: float32, bfloat16, float16, float64")
+    target = load_target(arguments.target, device=arguments.device, dtype=dtype)
+    return target, load_drafter(arguments.drafter, target=target)
+
+
+def _decode_one(target: Target, drafter: Drafter, config: DecodeConfig, arguments: Arguments, turns: list[str], record_turn: Any) -> bool:
+    from treedraft import speculate
+
+    prompt = target.encode_chat(turns)
+    options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed, "stop": arguments.stop}
+    stream = None if arguments.json else _Streamer(target)
+    result = speculate.generate(target, drafter, prompt, config=config, on_tokens=stream, **options)
+    plain = speculate.generate_plain(target, prompt, temperature=config.temperature, **options) if arguments.compare else None
+    record = speculate.report(result, plain)
+    if record_turn is not None:
+        record_turn(result.text)
+    if arguments.json:
+        settings = {"target": target.name, "mode": config.mode, "depth": config.depth, "width": config.width, "budget": config.budget,
+                    "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
+        print(json.dumps({"prompt": turns[-1] if record_turn is None else turns[-2], **settings, **record}, ensure_ascii=False), flush=True)
+    else:
+        print("\n" if result.text else "", flush=True)
+        print(_words(record))
+    if arguments.show_tree and result.rounds:
+        best = max(result.rounds, key=lambda item: len(item.path))
+        print(_drawing(target, best), file=sys.stderr if arguments.json else sys.stdout)
+    return bool(record.get("identical", True))
+
+
+class _Streamer:
+    """Prints text as it becomes certain: a character split over two tokens waits for its second half."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.printed = target, 0
+
+    def __call__(self, result: Generation) -> None:
+        text = result.text or self.target.decode(result.ids)
+        if not result.text:
+            text = text.removesuffix("\ufffd")
+        print(text[self.printed :], end="", flush=True)
+        self.printed = max(self.printed, len(text))
+
+
+def _words(record: dict[str, Any]) -> str:
+    stages = "  ".join(f"{name} {value:.2f} s" for name, value in record["seconds"].items())
+    survived = [1.0, *record["survival"]]
+    by_depth = " ".join(f"{after / before:.2f}" for before, after in zip(survived, survived[1:], strict=False) if before)
+    lines = [
+        f"tau {record['tau']:.2f}   {record['tokens_per_second']:.1f} tokens/s   {record['tokens']} tokens in {record['rounds']} rounds"
+        f"   ended by {record['finish_reason']}",
+        f"stages: {stages}",
+        f"acceptance by depth, of the rounds that got there: {by_depth or 'none'}",
+    ]
+    if "identical" in record:
+        same = "identical to plain decoding" if record["identical"] else "NOT IDENTICAL to plain decoding"
+        lines.append(f"{same}   speed-up {record['speedup']:.2f} x over {record['plain_tokens_per_second']:.1f} tokens/s")
+    return "\n".join(lines)
+
+
+def _drawing(target: Target, best: Any) -> str:
+    return best.tree.render(lambda token: repr(target.tokenizer.decode([token])), set(best.path))
+
+
+if __name__ == "__main__":
+    run_cli(main)

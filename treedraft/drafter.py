@@ -1,0 +1,248 @@
+"""A drafter = backbone + context + correction: trained, saved, and asked for log q of the tokens after an anchor."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treedraft import config as configs
+from treedraft import files, registry
+from treedraft.backbones._block import BlockBackbone, Memory
+from treedraft.config import DrafterConfig
+from treedraft.corrections._seam import Borrowed, Correction
+from treedraft.ops.layers import Shape
+from treedraft.targets.hf import Target
+from treedraft.trees.scorers import ConditionalScorer, MarginalScorer, Scorer
+
+FORMAT = 1
+DEFAULT_DRAFTER = "causal-attention"
+# Published DFlash checkpoints keep backbone and context at the top level.
+_STORED_PREFIXES = {"backbone.": "", "context.": "", "correction.": "correction."}
+
+
+def shape_for(target: Target, config: DrafterConfig) -> Shape:
+    """The sizes a drafter takes over from its target."""
+    heads = target.config.num_attention_heads
+    return Shape(
+        hidden_size=target.hidden_size,
+        num_heads=heads,
+        kv_heads=target.config.num_key_value_heads or heads,
+        head_dim=getattr(target.config, "head_dim", None) or target.hidden_size // heads,
+        intermediate_size=target.config.intermediate_size,
+        rms_norm_eps=target.config.rms_norm_eps,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=min(config.draft_vocab_size or target.vocab_size, target.vocab_size),
+        num_taps=len(config.tap_layers or target.tap_layers),
+    )
+
+
+class Drafter(nn.Module):
+    """Blocks [anchor, MASK, ...] over a remembered prefix -> scores of the tokens that may follow the anchor.
+
+    `d2t` [V'] maps draft-vocabulary columns to target ids, ascending. A drafter works once it is attached to its target,
+    which lends it embedding, head and rotary angles; those are not parameters and are never saved.
+    """
+
+    d2t: Tensor
+
+    def __init__(self, config: DrafterConfig, shape: Shape, d2t: Tensor | None = None) -> None:
+        super().__init__()
+        self.config, self.shape = config, shape
+        self.backbone: BlockBackbone = _build("backbones", config.backbone, shape)
+        self.context: Any = _build("contexts", config.context, shape)
+        self.correction: Correction = _build("corrections", config.correction, shape)
+        self.register_buffer("d2t", torch.arange(shape.draft_vocab_size) if d2t is None else d2t, persistent=False)
+        assert len(self.d2t) == shape.draft_vocab_size
+        self.provenance: dict[str, Any] = {}
+        self.borrowed: Borrowed | None = None
+        self.mask_token_id = -1
+
+    def attach(self, target: Target) -> Drafter:
+        """Borrow embedding, head and rotary angles; taps the layers this drafter was trained on. ValueError if it was made for another target."""
+        made_for = self.provenance.get("target")
+        if made_for and made_for["fingerprint"] != target.fingerprint():
+            raise ValueError(
+                f"this drafter was trained for {made_for['name']} ({made_for['fingerprint']}), "
+                f"the target is {target.name} ({target.fingerprint()}): they do not fit"
+            )
+        if self.config.tap_layers is not None and self.config.tap_layers != target.tap_layers:
+            target.tap(self.config.tap_layers)
+        head_weight = target.head_weight if len(self.d2t) == target.vocab_size else target.head_weight[self.d2t.to(target.device)]
+        self.borrow(target, head_weight)
+        return self
+
+    def borrow(self, target: Target, head_weight: Tensor) -> None:
+        dtype = next(self.parameters()).dtype
+        embedding = target.embedding.to(dtype)
+        head_weight = head_weight.to(dtype)
+        self.mask_token_id = target.mask_token_id
+        self.borrowed = Borrowed(
+            embed=lambda ids: nn.functional.embedding(ids, embedding),
+            head=lambda hidden: nn.functional.linear(hidden, head_weight),
+            rotary=target.rotary,
+        )
+
+    @property
+    def depth(self) -> int:
+        """Tokens drafted a round as trained."""
+        return self.config.depth
+
+    @property
+    def lent(self) -> Borrowed:
+        assert self.borrowed is not None, "attach the drafter to its target first"
+        return self.borrowed
+
+    # -- the three stages -------------------------------------------------------------------------------------
+
+    def remember(self, taps: Tensor, positions: Tensor) -> Memory:
+        """Draft-layer keys and values of prefix rows: taps [S, T, C] at absolute positions [S, T] or [T]."""
+        features = self.context(taps.to(next(self.parameters()).dtype))
+        return self.backbone.remember(features, positions, self.lent.rotary)
+
+    def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
+        """Hidden states [S, A, D, H] of the D drafted slots behind anchors at absolute positions [S, A], tokens [S, A]."""
+        first = self.config.first_slot
+        ids = anchor_tokens.new_full((*anchor_tokens.shape, depth + first), self.mask_token_id)
+        ids[..., 0] = anchor_tokens
+        visible = self.context.visible(anchors, memory.keys[0].shape[1])
+        block = self.backbone(self.lent.embed(ids), anchors, memory, visible, self.lent.rotary)
+        return block[..., first:, :]
+
+    def scorer(self, hidden: Tensor, *, conditional: bool = True) -> Scorer:
+        """log q for tree builders, from hidden [R, D, H]; `conditional=False` leaves the correction out."""
+        num_requests, depth = hidden.shape[:2]
+        if not conditional or self.config.correction["name"] == "none":
+            logits = self.lent.head(hidden)
+            return MarginalScorer(torch.log_softmax(logits.float() if logits.dtype.itemsize < 4 else logits, -1), self.d2t)
+        state = self.correction.start(hidden, self.lent)
+        return ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
+
+    # -- sizes and files ------------------------------------------------------------------------------------------
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Trained parameters of each part; the context counts as part of DFlash's backbone in published totals."""
+        parts = {"backbone": self.backbone, "context": self.context, "correction": self.correction}
+        return {name: sum(weight.numel() for weight in part.parameters()) for name, part in parts.items()}
+
+    def save_pretrained(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write model.safetensors, then config.json, each whole or not at all."""
+        from safetensors.torch import save_file
+
+        weights = {_stored_name(name): weight.detach().to(dtype or weight.dtype).contiguous() for name, weight in self.state_dict().items()}
+        if len(self.d2t) < self.shape.vocab_size:
+            weights["d2t"] = self.d2t.to(torch.int32)
+        with files.replacing(folder / "model.safetensors") as path:
+            save_file(weights, path, metadata={"format": "pt"})
+        record = {
+            "format": FORMAT,
+            "drafter": dataclasses.asdict(self.config),
+            "shape": dataclasses.asdict(self.shape),
+            "parameters": self.parameter_counts(),
+            **self.provenance,
+        }
+        files.write_json(folder / "config.json", record)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, target: Target | None = None) -> Drafter:
+        """Load a drafter folder, in float32, attached to `target` if one is given. ValueError names what is missing or damaged."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"no drafter at {str(folder)!r}: it has no config.json")
+        record = files.read_json(folder / "config.json")
+        if record.get("format") != FORMAT:
+            raise ValueError(f"{folder / 'config.json'}: format {record.get('format')!r}; this version reads {FORMAT}")
+        try:
+            weights = load_file(folder / "model.safetensors")
+        except (SafetensorError, FileNotFoundError) as error:
+            raise ValueError(f"{folder / 'model.safetensors'}: missing or damaged ({error})") from error
+        d2t = weights.pop("d2t", None)
+        config = configs.parse(DrafterConfig, record["drafter"], where=str(folder / "config.json"))
+        drafter = cls(config, configs.parse(Shape, record["shape"], where=str(folder / "config.json")), None if d2t is None else d2t.long())
+        drafter.provenance = {key: value for key, value in record.items() if key not in ("format", "drafter", "shape", "parameters")}
+        named = {_stored_name(name): name for name in drafter.state_dict()}
+        if set(named) != set(weights):
+            wrong = sorted(set(named) ^ set(weights))[0]
+            raise ValueError(f"{folder / 'model.safetensors'}: tensor {wrong!r} is {'missing' if wrong in named else 'not expected'}")
+        drafter.load_state_dict({named[name]: weight.float() for name, weight in weights.items()})
+        drafter.eval().requires_grad_(False)
+        return drafter.to(target.device).attach(target) if target is not None else drafter
+
+
+class Prefix:
+    """The committed prefix of one request as its drafter sees it; grows by the taps of accepted rows and by nothing else.
+
+    Law: appending in any chunks equals remembering the whole prefix at once; rejected rows leave no trace.
+    """
+
+    def __init__(self, drafter: Drafter, *, capacity: int = 256) -> None:
+        self.drafter, self.length, self.capacity = drafter, 0, capacity
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    @torch.no_grad()
+    def append(self, taps: Tensor) -> None:
+        """Add rows taps [n, C] at the next n positions."""
+        end = self.length + len(taps)
+        new = self.drafter.remember(taps[None], torch.arange(self.length, end, device=taps.device))
+        if not self._keys or end > self._keys[0].shape[1]:
+            self._grow(new, end)
+        for stores, added in ((self._keys, new.keys), (self._values, new.values)):
+            for store, rows in zip(stores, added, strict=True):
+                store[:, self.length : end] = rows
+        self.length = end
+
+    @property
+    def memory(self) -> Memory:
+        """Views of the rows so far."""
+        return Memory(keys=[keys[:, : self.length] for keys in self._keys], values=[values[:, : self.length] for values in self._values])
+
+    def _grow(self, like: Memory, rows: int) -> None:
+        self.capacity = max(2 * self.capacity, rows)
+        for name, added in (("_keys", like.keys), ("_values", like.values)):
+            fresh = [tensor.new_zeros((1, self.capacity, *tensor.shape[2:])) for tensor in added]
+            for new, old in zip(fresh, getattr(self, name), strict=False):
+                new[:, : self.length] = old[:, : self.length]
+            setattr(self, name, fresh)
+
+
+def shipped_drafters(target_name: str) -> list[str]:
+    """Names of the drafters that ship for a target, the default first."""
+    from treedraft.run import assets_folder
+
+    folders = (assets_folder() / "drafters" / target_name).glob("*/config.json")
+    names = sorted(path.parent.name for path in folders)
+    return sorted(names, key=lambda name: name != DEFAULT_DRAFTER)
+
+
+def load_drafter(name: str | None, *, target: Target) -> Drafter:
+    """The drafter in folder `name`, the one shipped for this target under that name, or (None) the target's default."""
+    from treedraft.run import assets_folder
+
+    shipped = shipped_drafters(target.name)
+    if name is None and not shipped:
+        raise ValueError(f"no drafter ships for target {target.name!r}: train one with python -m treedraft.train and pass --drafter FOLDER")
+    chosen = name or shipped[0]
+    if chosen in shipped:
+        return Drafter.from_pretrained(assets_folder() / "drafters" / target.name / chosen, target=target)
+    if not Path(chosen).is_dir():
+        raise ValueError(registry.unknown("drafter", chosen, shipped) + ", or a drafter folder")
+    return Drafter.from_pretrained(chosen, target=target)
+
+
+def _build(seam: str, component: configs.Component, shape: Shape) -> Any:
+    options = {key: value for key, value in component.items() if key != "name"}
+    module = registry.load(seam, component["name"])
+    kind = seam.removesuffix("s")
+    return module.Component(configs.parse(module.Config, options, where=f"{kind} {component['name']!r}"), shape)
+
+
+def _stored_name(name: str) -> str:
+    prefix = next(prefix for prefix in _STORED_PREFIXES if name.startswith(prefix))
+    return _STORED_PREFIXES[prefix] + name.removeprefix(prefix)

@@ -1,0 +1,146 @@
+"""Measure drafters by replay: the target decodes once, then every drafter is judged along that recorded trajectory.
+
+The target's output does not depend on the drafter (greedy, or seeded sampling with one draw a position), so the accepted
+length of a round is the longest path of the draft tree that the recorded continuation follows. No target forward is
+needed, and the rounds of many prompts run side by side. Exact in float32 and float64: live decoding accepts the same
+lengths, round by round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from treedraft.backbones._block import Memory
+from treedraft.config import DecodeConfig
+from treedraft.data.prompts import Prompt
+from treedraft.drafter import Drafter
+from treedraft.metrics import Rounds
+from treedraft.targets.generate import generate
+from treedraft.targets.hf import Target
+from treedraft.trees.accept import accept_batch
+from treedraft.trees.best_first import BestFirst
+from treedraft.trees.chain import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One decoding by the target: ids [T] of prompt and response, the prompt's length, and the seed of its noise."""
+
+    prompt: str
+    domain: str
+    seed: int
+    ids: np.ndarray
+    prompt_length: int
+
+
+def record(
+    target: Target, prompts: Sequence[Prompt], *, temperature: float, seeds: Sequence[int], max_new_tokens: int, batch_size: int = 64
+) -> list[Trajectory]:
+    """Decode every prompt once a seed (greedy: once), as plain decoding does, in batches."""
+    seeds = list(seeds) if temperature > 0 else [0]
+    requests = [(prompt, seed, target.encode_chat(prompt.turns)) for prompt in prompts for seed in seeds]
+    responses = generate(
+        target,
+        [ids for _, _, ids in requests],
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seeds=[seed for _, seed, _ in requests],
+        batch_size=batch_size,
+    )
+    return [
+        Trajectory(prompt=prompt.id, domain=prompt.domain, seed=seed, ids=np.array([*ids, *response]), prompt_length=len(ids))
+        for (prompt, seed, ids), response in zip(requests, responses, strict=True)
+    ]
+
+
+def builder_for(config: DecodeConfig, *, depth: int | None = None) -> BestFirst | Chain:
+    """The builder a decode config names, at its depth or a smaller one."""
+    depth = config.depth if depth is None else depth
+    if config.mode == "chain":
+        return Chain(depth=depth)
+    return BestFirst(budget=config.budget, width=config.width, depth=depth)
+
+
+class Replay:
+    """Trajectories and their tapped features, ready to judge any drafter of this target."""
+
+    def __init__(self, target: Target, trajectories: Sequence[Trajectory], *, at_once: int = 64) -> None:
+        if not trajectories:
+            raise ValueError("no trajectories to replay: there are no prompts")
+        self.target = target
+        # Neighbours in length share a batch, so that little is padded.
+        self.trajectories = sorted(trajectories, key=lambda item: len(item.ids))
+        self.groups = [self.trajectories[i : i + at_once] for i in range(0, len(self.trajectories), at_once)]
+        self.taps: dict[tuple[int, ...], list[Tensor]] = {}
+
+    @torch.no_grad()
+    def run(self, drafter: Drafter, config: DecodeConfig, *, progress: bool = False) -> list[Rounds]:
+        """The rounds of every trajectory, in order of length. The drafter must be attached to this target."""
+        taps = self._taps()
+        pairs = zip(self.groups, taps, strict=True)
+        bar = tqdm(pairs, total=len(self.groups), desc="replay", unit="batch", disable=None if progress else True, leave=False)
+        return [rounds for group, features in bar for rounds in _replay_group(drafter, config, group, features)]
+
+    def _taps(self) -> list[Tensor]:
+        """Features [S, T, C] of every group under the layers that the target taps now."""
+        key = self.target.tap_layers
+        if key not in self.taps:
+            self.taps[key] = [self._trace(_padded_ids(group)) for group in self.groups]
+        return self.taps[key]
+
+    def _trace(self, ids: Tensor, rows_at_once: int = 16) -> Tensor:
+        return torch.cat([self.target.trace(part).taps for part in ids.split(rows_at_once)])
+
+
+def _padded_ids(group: Sequence[Trajectory]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(item.ids) for item in group], batch_first=True)
+
+
+def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajectory], taps: Tensor) -> list[Rounds]:
+    device = taps.device
+    builder, depth = builder_for(config), config.depth
+    ids = torch.nn.functional.pad(_padded_ids(group), (0, depth + 1), value=-1).to(device)
+    lengths = torch.tensor([len(item.ids) for item in group], device=device)
+    ids[torch.arange(ids.shape[1], device=device) >= lengths[:, None]] = -1
+    memory = drafter.remember(taps, torch.arange(taps.shape[1], device=device))
+    anchors = torch.tensor([item.prompt_length for item in group], device=device)
+    log: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    active = (anchors < lengths - 1).nonzero().squeeze(1)
+    memory = _rows(memory, active)
+    while len(active):
+        at = anchors[active]
+        hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
+        trees = builder.build(ids[active, at], drafter.scorer(hidden, conditional=config.scorer == "conditional"))
+        continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
+        _, accepted = accept_batch(trees, continuation)
+        emitted = torch.minimum(accepted + 1, lengths[active] - 1 - at)
+        log.append((active, accepted, emitted, trees.num_nodes))
+        anchors[active] = at + accepted + 1
+        alive = anchors[active] < lengths[active] - 1
+        if not bool(alive.all()):
+            active, memory = active[alive], _rows(memory, alive.nonzero().squeeze(1))
+    return _collect(group, log)
+
+
+def _rows(memory: Memory, rows: Tensor) -> Memory:
+    return Memory(keys=[keys[rows] for keys in memory.keys], values=[values[rows] for values in memory.values])
+
+
+def _collect(group: Sequence[Trajectory], log: Sequence[tuple[Tensor, ...]]) -> list[Rounds]:
+    if log:
+        owner, accepted, emitted, nodes = (torch.cat(parts).cpu().numpy() for parts in zip(*log, strict=True))
+    else:
+        owner = accepted = emitted = nodes = np.zeros(0, dtype=np.int64)
+    return [
+        Rounds(
+            prompt=item.prompt, domain=item.domain, seed=item.seed,
+            accepted=accepted[owner == i], emitted=emitted[owner == i], nodes=nodes[owner == i],
+        )
+        for i, item in enumerate(group)
+    ]  # fmt: skip

@@ -1,0 +1,202 @@
+"""A grid file turned into cells with names: what is trained (`train_id`) and how it is decoded (`cell_id`). No torch here.
+
+    question = "..."
+    target = "pocket"
+    [data] [train] [drafter]            what all arms share
+    [[arms]]                            lists multiply: backbone x correction x seed ...
+    [decode] mode, depth, temperature   lists multiply
+    [evaluate]                          prompts, sampling seeds, cap
+    compare = [["*/attention", "*/none"], ...]
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, with_config
+
+from treedraft.config import (
+    DataConfig,
+    DecodeConfig,
+    DrafterConfig,
+    TrainConfig,
+    canonical,
+    parse,
+    read_toml,
+    short_hash,
+)
+
+COMPONENTS = ("backbone", "context", "correction")
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Prompts to decode: a set's name or file, how many of it, sampling seeds a prompt, and the cap on new tokens."""
+
+    prompts: str | None = None
+    count: int | None = 120
+    seeds: tuple[int, ...] = (0, 1, 2)
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if (self.count is not None and self.count < 1) or self.max_new_tokens < 1 or not self.seeds:
+            raise ValueError(f"evaluate needs at least one prompt, token and seed, not {self.count}, {self.max_new_tokens}, {self.seeds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One trained drafter: `label` names it in tables, all its training seeds together."""
+
+    label: str
+    target: str
+    data: DataConfig
+    drafter: DrafterConfig
+    train: TrainConfig
+
+    @property
+    def train_id(self) -> str:
+        fields = {name: getattr(self, name) for name in ("target", "data", "drafter", "train")}
+        identity = {name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()}
+        return f"{_slug(self.target)}-{_slug(self.label)}-s{self.train.seed}-{short_hash(identity)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """An arm and one way of decoding with it."""
+
+    arm: Arm
+    decode: DecodeConfig
+    evaluate: EvaluateConfig
+
+    @property
+    def cell_id(self) -> str:
+        identity = {"train": self.arm.train_id, "decode": canonical(self.decode), "evaluate": canonical(self.evaluate)}
+        decode = self.decode
+        setting = f"{decode.mode}-d{decode.depth}-t{decode.temperature:g}"
+        return f"{_slug(self.arm.target)}-{_slug(self.arm.label)}-s{self.arm.train.seed}-{setting}-{short_hash(identity)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    name: str
+    question: str
+    cells: tuple[Cell, ...]
+    compare: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def arms(self) -> list[Arm]:
+        """Every training once."""
+        return list({cell.arm.train_id: cell.arm for cell in self.cells}.values())
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Pairs of labels: a pattern's `*` stands for the same text on both sides."""
+        labels = list(dict.fromkeys(cell.arm.label for cell in self.cells))
+        pairs = [pair for first, second in self.compare for pair in _matches(first, second, labels)]
+        return list(dict.fromkeys(pairs))
+
+
+def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, Any] | None = None) -> Grid:
+    """Read and expand a grid file; ValueError names the file and the key that is wrong."""
+    from treedraft.config import override
+
+    values = override(read_toml(path), settings or {})
+    known = {"question", "target", "data", "train", "drafter", "arms", "decode", "evaluate", "compare"}
+    wrong = sorted(set(values) - known)
+    if wrong:
+        from treedraft.registry import unknown
+
+        raise ValueError(f"{path}: " + unknown("table", wrong[0], sorted(known)))
+    target = target or values.get("target", "pocket")
+    where = str(path)
+    arms = list(_arms(values, str(target), where))
+    decodes = [parse(DecodeConfig, fields, where=f"{where} [decode]") for fields in _product(values.get("decode", {}))]
+    evaluate = parse(EvaluateConfig, _tuples(values.get("evaluate", {})), where=f"{where} [evaluate]")
+    cells = tuple(Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes)
+    compare = tuple((str(first), str(second)) for first, second in values.get("compare", []))
+    return Grid(name=path.stem, question=values.get("question", ""), cells=cells, compare=compare)
+
+
+def _arms(values: Mapping[str, Any], target: str, where: str) -> Iterator[Arm]:
+    shared = values.get("drafter", {})
+    data = parse(DataConfig, values.get("data", {}), where=f"{where} [data]")
+    drafts: list[tuple[dict[str, Any], DrafterConfig, TrainConfig]] = []
+    for table in values.get("arms", [{}]):
+        for fields in _product(table):
+            seed = fields.pop("seed", values.get("train", {}).get("seed", 0))
+            train = parse(TrainConfig, {**values.get("train", {}), "seed": seed}, where=f"{where} [train]")
+            components = {name: _component(shared.get(name), fields.pop(name, None)) for name in COMPONENTS}
+            merged = {**shared, **fields, **{name: part for name, part in components.items() if part}}
+            drafts.append((components, parse(DrafterConfig, _tuples(merged), where=f"{where} [[arms]]"), train))
+    for (_, drafter, train), label in zip(drafts, _labels([drafter for _, drafter, _ in drafts]), strict=True):
+        yield Arm(label=label, target=target, data=data, drafter=drafter, train=train)
+
+
+def _component(shared: Any, own: Any) -> dict[str, Any]:
+    """A component of an arm: a bare name, or a table, over the options that all arms share."""
+    own = {"name": own} if isinstance(own, str) else own or {}
+    return {**(shared or {}), **own}
+
+
+def _product(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    choices = [value if isinstance(value, list) else [value] for value in table.values()]
+    for combination in itertools.product(*choices):
+        yield dict(zip(table, combination, strict=True))
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def _labels(drafters: list[DrafterConfig]) -> list[str]:
+    """Short names of arms, longer where two different drafters would share one."""
+    short = [label_of(drafter) for drafter in drafters]
+    ambiguous = {name for name in short if len({canonical(d) for d, s in zip(drafters, short, strict=True) if s == name}) > 1}
+    return [label_of(d, numbers=True) if s in ambiguous else s for d, s in zip(drafters, short, strict=True)]
+
+
+def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:
+    """A readable name: backbone, context unless full, correction, and their options."""
+    parts = [_words(drafter.backbone, numbers), _words(drafter.correction, numbers)]
+    if drafter.context["name"] != "full":
+        parts.insert(1, _words(drafter.context, numbers))
+    if numbers:
+        parts.append(f"b{drafter.block_size}")
+    return "/".join(parts)
+
+
+def _words(component: Mapping[str, Any], numbers: bool) -> str:
+    words = [str(component["name"]).rpartition(".")[2]]
+    for key, value in component.items():
+        if key == "name" or value is False:
+            continue
+        if value is True:
+            words.append(key)
+        elif isinstance(value, str):
+            words.append(value)
+        elif numbers:
+            words.append(f"{key}{value}")
+    return "-".join(words)
+
+
+def _matches(first: str, second: str, labels: list[str]) -> Iterator[tuple[str, str]]:
+    if "*" not in first:
+        if first in labels and second in labels:
+            yield first, second
+        return
+    pattern = re.compile(re.escape(first).replace(r"\*", "(.*)"))
+    for label in fnmatch.filter(labels, first):
+        matched = pattern.fullmatch(label)
+        other = second.replace("*", matched.group(1)) if matched else ""
+        if other in labels and other != label:
+            yield label, other
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-")

@@ -1,0 +1,131 @@
+"""What is counted, once: tau, survival by depth, and paired intervals that resample prompts.
+
+A round accepts r drafted tokens and emits e of the r + 1 it commits (fewer only where end-of-text or the cap cuts it).
+tau = sum of e / number of rounds, the bonus token counted; 1 <= tau <= depth + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BOOTSTRAP_DRAWS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, tree nodes [R] (root included)."""
+
+    prompt: str
+    domain: str
+    seed: int
+    accepted: np.ndarray
+    emitted: np.ndarray
+    nodes: np.ndarray
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.emitted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean and its 95 % bounds."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def tau(rounds: Sequence[Rounds]) -> float:
+    """Emitted tokens a round, pooled over all rounds; nan without rounds."""
+    num_rounds = sum(item.num_rounds for item in rounds)
+    return sum(int(item.emitted.sum()) for item in rounds) / num_rounds if num_rounds else float("nan")
+
+
+def tau_macro(rounds: Sequence[Rounds]) -> float:
+    """Mean of the tau of every decoded prompt."""
+    each = [item.emitted.mean() for item in rounds if item.num_rounds]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def survival(rounds: Sequence[Rounds], depth: int) -> np.ndarray:
+    """S_1..S_depth: share of the rounds that accepted at least d tokens."""
+    accepted = np.concatenate([item.accepted for item in rounds]) if rounds else np.zeros(0)
+    return (accepted[:, None] >= np.arange(1, depth + 1)).mean(0) if len(accepted) else np.full(depth, np.nan)
+
+
+def conditional(survived: np.ndarray) -> np.ndarray:
+    """S_d / S_{d-1}: acceptance at depth d of the rounds that got there; nan where none did."""
+    before = np.concatenate([[1.0], survived[:-1]])
+    return np.divide(survived, before, out=np.full_like(survived, np.nan), where=before > 0)
+
+
+def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
+    """Everything that is said of one cell, as plain values."""
+    cut = sum(int((item.emitted <= item.accepted).sum()) for item in rounds)
+    num_rounds = sum(item.num_rounds for item in rounds)
+    domains = sorted({item.domain for item in rounds})
+    return {
+        "tau": tau(rounds),
+        "tau_macro": tau_macro(rounds),
+        "tau_by_domain": {domain: tau([item for item in rounds if item.domain == domain]) for domain in domains},
+        "survival": survival(rounds, depth).round(6).tolist(),
+        "prompts": len({item.prompt for item in rounds}),
+        "decodings": len(rounds),
+        "rounds": num_rounds,
+        "rounds_cut": cut,
+        "emitted": sum(int(item.emitted.sum()) for item in rounds),
+        "mean_nodes": float(np.concatenate([item.nodes for item in rounds]).mean()) if num_rounds else float("nan"),
+    }
+
+
+def _by_prompt(emitted: Sequence[float], rounds: Sequence[float], prompts: Sequence[str], order: Sequence[str]) -> np.ndarray:
+    """[P, 2] sums of emitted tokens and rounds of every prompt, all its seeds together."""
+    index = {prompt: place for place, prompt in enumerate(order)}
+    sums = np.zeros((len(order), 2))
+    np.add.at(sums, [index[prompt] for prompt in prompts], np.stack([emitted, rounds], axis=1))
+    return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Per decoding of one arm: prompt names, emitted tokens and rounds, all [n]."""
+
+    prompts: Sequence[str]
+    emitted: Sequence[float]
+    rounds: Sequence[float]
+
+
+def paired_difference(first: Counts, second: Counts, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
+    """tau(first) - tau(second) with a paired percentile bootstrap over prompts (both arms resampled alike)."""
+    return seeded_difference([first], [second], draws=draws, seed=seed)
+
+
+def seeded_difference(first: Sequence[Counts], second: Sequence[Counts], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
+    """The same for arms trained with several seeds: prompts, and with them the training seeds of each arm, are resampled.
+
+    ValueError if the arms were not decoded on the same prompts.
+    """
+    order = sorted(set(first[0].prompts))
+    if any(set(counts.prompts) != set(order) for counts in (*first, *second)):
+        raise ValueError("a paired comparison needs both arms on the same prompts")
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(len(order), size=(draws, len(order)))
+    weights = np.zeros((draws, len(order)))
+    np.add.at(weights, (np.arange(draws)[:, None], chosen), 1.0)
+    drawn, value = np.zeros(draws), 0.0
+    for sign, arm in ((1, first), (-1, second)):
+        sums = np.stack([_by_prompt(counts.emitted, counts.rounds, counts.prompts, order) for counts in arm])  # [K, P, 2]
+        value += sign * float(np.mean(sums[..., 0].sum(1) / sums[..., 1].sum(1)))
+        resampled = np.einsum("bp,kpc->bkc", weights, sums)
+        ratios = resampled[..., 0] / resampled[..., 1]
+        picks = rng.integers(len(arm), size=(draws, len(arm)))
+        drawn += sign * np.take_along_axis(ratios, picks, axis=1).mean(1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(value=value, low=float(low), high=float(high))

@@ -1,0 +1,110 @@
+"""The parts of a Qwen3 decoder layer that drafters are built from, with the parameter names of published drafters.
+
+Sizes: S sequences, A blocks a sequence, B slots a block, T context rows, H hidden, h query heads, k key-value heads,
+g = h / k, d head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a drafter inherits from its target: widths, heads, layers, vocabulary."""
+
+    hidden_size: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    vocab_size: int
+    draft_vocab_size: int
+    num_taps: int
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"{self.num_heads} query heads do not divide into {self.kv_heads} key-value heads")
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary position embedding, halves convention (Llama, Qwen3): x [..., heads, d], cosine and sine [..., d]."""
+    first, second = x.chunk(2, dim=-1)
+    rotated = torch.cat((-second, first), dim=-1)
+    return x * cosine.unsqueeze(-2) + rotated * sine.unsqueeze(-2)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation over the last axis, without parameters."""
+    return nn.functional.rms_norm(x, (x.shape[-1],), eps=eps)
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention with normalised queries and keys; who attends to what is the caller's."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.num_heads, self.kv_heads, self.head_dim = shape.num_heads, shape.kv_heads, shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+
+    def queries(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """[..., H] -> [..., h, d], normalised, rotated and scaled by 1 / sqrt(d)."""
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)))
+        return rotate(q, cosine, sine) * self.head_dim**-0.5
+
+    def keys(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """[..., H] -> [..., k, d], normalised and rotated."""
+        return rotate(self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))), cosine, sine)
+
+    def values(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., k, d]."""
+        return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), no biases."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def block_attention(
+    queries: Tensor, context_keys: Tensor, context_values: Tensor, keys: Tensor, values: Tensor, visible: Tensor, block_mask: Tensor
+) -> Tensor:
+    """One softmax over the context rows a block may see and the slots of the block itself.
+
+    queries [S, A, B, h, d] (scaled), context_* [S, T, k, d], keys and values [S, A, B, k, d]; visible [S, A, T] says
+    which context rows block (s, a) sees, block_mask [B, B] which slots each slot sees. Returns [S, A, B, h * d].
+    Context keys are shared by all blocks of a sequence, so nothing of size A x T x d is ever built.
+    """
+    num_seqs, num_blocks, num_slots, num_heads, head_dim = queries.shape
+    kv_heads, length = keys.shape[3], context_keys.shape[1]
+    groups = num_heads // kv_heads
+    # [S, A, B, k, g, d] -> [S, k, A, g, B, d]
+    q = queries.unflatten(3, (kv_heads, groups)).permute(0, 3, 1, 4, 2, 5)
+    far = q.reshape(num_seqs, kv_heads, -1, head_dim) @ context_keys.permute(0, 2, 3, 1)
+    far = far.view(num_seqs, kv_heads, num_blocks, groups * num_slots, length)
+    far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
+    q = q.reshape(num_seqs, kv_heads, num_blocks, groups * num_slots, head_dim)
+    near = q @ keys.permute(0, 3, 1, 4, 2)
+    near = near.masked_fill(~block_mask.repeat(groups, 1), float("-inf"))
+    weights = torch.cat([far, near], dim=-1).softmax(-1)
+    far, near = weights.split([length, num_slots], dim=-1)
+    mixed = far.reshape(num_seqs, kv_heads, -1, length) @ context_values.transpose(1, 2)
+    mixed = mixed.view_as(q) + near @ values.permute(0, 3, 1, 2, 4)
+    return mixed.view(num_seqs, kv_heads, num_blocks, groups, num_slots, head_dim).permute(0, 2, 4, 1, 3, 5).flatten(3)

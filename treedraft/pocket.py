@@ -1,0 +1,108 @@
+"""Train `pocket`, the embedded target: `python -m treedraft.pocket train`. Everything it learns is the procedural world."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ASSETS = Path(__file__).parent / "assets" / "pocket"
+MARKS = ("<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes of the Qwen3 model; 3.49 M parameters as they stand, the embedding shared with the head."""
+
+    vocab_size: int = 2048
+    hidden_size: int = 192
+    num_layers: int = 7
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 48
+    intermediate_size: int = 576
+    max_length: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training run. The result depends on every field but `output`, `install`, `threads` and the `*_every`."""
+
+    steps: int = 1600
+    """Optimiser steps of about `step_tokens` tokens each."""
+    output: Path = Path("runs/pocket")
+    """Folder of the checkpoint, metrics.jsonl and the finished model; a rerun goes on from the checkpoint."""
+    install: bool = True
+    """Copy the finished model into the package, where the target `pocket` is loaded from."""
+    seed: int = 0
+    threads: int = 1
+    checkpoint_every: int = 200
+    evaluate_every: int = 500
+    step_tokens: int = 4096
+    batch_tokens: int = 2048
+    """Padded tokens in one forward; a step accumulates several."""
+    matrix_lr: float = 8e-3
+    """Peak learning rate of Muon, which trains the layers' matrices."""
+    other_lr: float = 3e-3
+    """Peak learning rate of AdamW, which trains the embedding and the norms."""
+    weight_decay: float = 0.1
+    warmup: int = 100
+    decay_from: float = 0.3
+    """Share of the steps after which the learning rate falls linearly to 0."""
+    long_from: float = 0.5
+    """Share of the steps after which documents of up to 1,500 tokens are mixed in."""
+    long_share: float = 0.05
+    """Share of the documents that are long from then on."""
+    user_weight: float = 0.25
+    """Loss weight of a token of the user's text; an answer's weighs 1."""
+    bfloat16: bool = True
+    """Multiply in bfloat16; weights, residual stream and loss stay in float32."""
+    model: ModelConfig = ModelConfig()
+
+    def check(self) -> None:
+        """ValueError for a field out of range."""
+        for name in ("steps", "threads", "checkpoint_every", "evaluate_every", "step_tokens", "batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.long_share <= 1:
+            raise ValueError(f"long_share is {self.long_share}; it must be between 0 and 1")
+
+
+def train(config: TrainConfig) -> None:
+    """Train the embedded target from scratch, or go on with a run that was stopped."""
+    from treedraft import pocket_training
+
+    pocket_training.train(config)
+
+
+def sample(prompt: str, /, temperature: float = 1.0, seed: int = 0, model: Path = ASSETS) -> None:
+    """Print one answer of the trained model (of the folder `model`) to a prompt."""
+    from treedraft import pocket_training
+
+    print(pocket_training.sample(model, prompt, temperature=temperature, seed=seed))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    import tyro
+
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"train": train, "sample": sample},
+            prog="python -m treedraft.pocket",
+            description=__doc__,
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Where runs live, what a machine is called, and the one place that seeds globally."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+
+def runs_folder() -> Path:
+    """`runs` in the working directory; TREEDRAFT_RUNS overrides."""
+    return Path(os.environ.get("TREEDRAFT_RUNS", "runs"))
+
+
+def assets_folder() -> Path:
+    """What ships inside the package: the pocket model, drafters, prompts, token ids."""
+    return Path(__file__).parent / "assets"
+
+
+def seed_everything(seed: int) -> None:
+    """Initial weights come from torch's global generator; everything else takes a generator or a key of its own."""
+    import torch
+
+    torch.manual_seed(seed)
+
+
+@cache
+def hardware() -> str:
+    """Processor, cores in use and accelerator, as printed beside numbers."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0)
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def commit() -> str:
+    """Short commit of the working tree, "+" if it has changes, "unknown" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = _git(here, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _processor() -> str:
+    with Path("/proc/cpuinfo").open(encoding="utf-8") if Path("/proc/cpuinfo").exists() else open(os.devnull, encoding="utf-8") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

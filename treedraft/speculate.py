@@ -1,0 +1,232 @@
+"""Live speculative decoding, and plain decoding to hold it against.
+
+A round drafts a block, grows a tree, verifies it in one target forward, accepts a path and commits it. The output is the
+target's own, token for token: greedy, or sampled with noise keyed by seed and position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from treedraft.config import DecodeConfig
+from treedraft.drafter import Drafter, Prefix
+from treedraft.evaluate import builder_for
+from treedraft.metrics import Rounds, tau
+from treedraft.targets.generate import plain
+from treedraft.targets.hf import Target
+from treedraft.trees.accept import accept, choose
+from treedraft.trees.tree import DraftTree
+
+STAGES = ("prefill", "draft", "build", "verify", "commit")
+
+
+class Ledger:
+    """Seconds spent by stage; waits for the device before each reading of the clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begin = self._now()
+        yield
+        self.seconds[name] += self._now() - begin
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted."""
+
+    tree: DraftTree
+    path: list[int]
+    emitted: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """What was emitted: ids (the completing token of a stop included), text (cut before a stop string) and how it went."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "length"
+    rounds: list[Round] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def counts(self, *, prompt: str = "", domain: str = "", seed: int = 0) -> Rounds:
+        return Rounds(
+            prompt=prompt,
+            domain=domain,
+            seed=seed,
+            accepted=np.array([len(item.path) - 1 for item in self.rounds], dtype=np.int64),
+            emitted=np.array([item.emitted for item in self.rounds], dtype=np.int64),
+            nodes=np.array([len(item.tree) for item in self.rounds], dtype=np.int64),
+        )
+
+    @property
+    def tau(self) -> float:
+        return tau([self.counts()])
+
+
+class Stopper:
+    """Takes tokens one by one and says when to stop: end-of-text, the earliest completed stop string, or the cap, in this order.
+
+    The same object cuts plain and speculative decoding, so a block is cut anywhere exactly as single tokens are.
+    """
+
+    def __init__(self, target: Target, *, max_new_tokens: int, stop: Sequence[str] = ()) -> None:
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}; at least 0")
+        self.target, self.max_new_tokens = target, max_new_tokens
+        self.stop = [text for text in stop if text]
+        self.ids: list[int] = []
+        self.reason: str | None = "length" if max_new_tokens == 0 else None
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Emit tokens until something stops; returns how many were emitted."""
+        for count, token in enumerate(tokens):
+            if self.reason is not None:
+                return count
+            self.ids.append(token)
+            self.reason = self._why()
+        return len(tokens)
+
+    @property
+    def text(self) -> str:
+        """Decoded so far, cut before the earliest stop string."""
+        text = self.target.decode(self.ids)
+        places = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        return text[: min(places)] if places else text
+
+    def _why(self) -> str | None:
+        if self.ids[-1] in self.target.eos_token_ids:
+            return "end of text"
+        if self.stop:
+            text = self.target.decode(self.ids)
+            if any(stop in text for stop in self.stop):
+                return "stop string"
+        return "length" if len(self.ids) >= self.max_new_tokens else None
+
+
+@torch.no_grad()
+def generate(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    on_tokens: Callable[[Generation], None] | None = None,
+) -> Generation:
+    """Decode one prompt speculatively. `on_tokens` is called whenever text was added.
+
+    ValueError if the prompt is empty or does not fit the target's context window.
+    """
+    ledger, stopper = Ledger(target.device), Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
+    result = Generation(seconds=ledger.seconds)
+    with ledger.stage("prefill"):
+        start = target.prefill(prompt)
+        prefix = Prefix(drafter, capacity=len(prompt) + max_new_tokens + config.depth)
+        prefix.append(start.taps)
+        anchor = int(choose(start.logits, torch.tensor([-1]), temperature=config.temperature, seed=seed, length=target.length)[0])
+    stopper.take([anchor])
+    while stopper.reason is None and target.length + 1 < target.max_length:
+        result.ids = stopper.ids
+        if on_tokens:
+            on_tokens(result)
+        anchor = _round(target, drafter, prefix, anchor, config, seed, stopper, result, ledger)
+    result.ids, result.text = stopper.ids, stopper.text
+    result.finish_reason = stopper.reason or "context window"
+    if on_tokens:
+        on_tokens(result)
+    return result
+
+
+def _round(
+    target: Target, drafter: Drafter, prefix: Prefix, anchor: int, config: DecodeConfig, seed: int,
+    stopper: Stopper, result: Generation, ledger: Ledger,
+) -> int:  # fmt: skip
+    """Draft, build, verify, accept, commit; returns the next anchor."""
+    device, length = target.device, target.length
+    anchor_token = torch.tensor([anchor], device=device)
+    # The deepest node sits at length + depth, which has to be inside the window.
+    depth = min(config.depth, target.max_length - 1 - length)
+    with ledger.stage("draft"):
+        hidden = drafter.hidden(prefix.memory, anchor_token[None], torch.tensor([[length]], device=device), depth)[:, 0]
+        scorer = drafter.scorer(hidden, conditional=config.scorer == "conditional")
+    with ledger.stage("build"):
+        tree = builder_for(config, depth=depth).build(anchor_token, scorer).tree(0)
+    with ledger.stage("verify"):
+        verified = target.verify(tree.tokens, tree.parents)
+        choices = choose(verified.logits, tree.depths, temperature=config.temperature, seed=seed, length=length)
+        path, bonus = accept(tree, choices)
+    with ledger.stage("commit"):
+        target.commit(path)
+        prefix.append(verified.taps[path])
+    # The bonus token of a path that fills the window has no position left.
+    room = target.max_length - 1 - length
+    emitted = stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
+    result.rounds.append(Round(tree=tree, path=path.tolist(), emitted=emitted))
+    return bonus
+
+
+@torch.no_grad()
+def generate_plain(
+    target: Target,
+    prompt: Sequence[int],
+    *,
+    temperature: float = 0.0,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+) -> Generation:
+    """One token a forward: what `generate` has to reproduce and what its speed is measured against."""
+    ledger, stopper = Ledger(target.device), Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
+    tokens = plain(target, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    with ledger.stage("prefill"):
+        stopper.take([*itertools.islice(tokens, 1)])
+    with ledger.stage("verify"):
+        while stopper.reason is None and (token := next(tokens, None)) is not None:
+            stopper.take([token])
+    return Generation(ids=stopper.ids, text=stopper.text, finish_reason=stopper.reason or "context window", seconds=ledger.seconds)
+
+
+def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
+    """The numbers of one generation, and of its comparison with plain decoding, as plain values."""
+    seconds = sum(speculative.seconds.values())
+    decoding = seconds - speculative.seconds["prefill"]
+    accepted = speculative.counts().accepted
+    record: dict[str, Any] = {
+        "tau": speculative.tau,
+        "tokens": len(speculative.ids),
+        "tokens_per_second": len(speculative.ids) / seconds if seconds else float("nan"),
+        "rounds": len(speculative.rounds),
+        "finish_reason": speculative.finish_reason,
+        "seconds": {name: round(value, 4) for name, value in speculative.seconds.items()},
+        "survival": [float((accepted >= d).mean()) for d in range(1, int(accepted.max(initial=0)) + 1)],
+        "text": speculative.text,
+    }
+    if plain is not None:
+        plain_decoding = plain.seconds["verify"]
+        record |= {
+            "identical": plain.ids == speculative.ids,
+            "plain_tokens_per_second": len(plain.ids) / max(sum(plain.seconds.values()), 1e-9),
+            "speedup": plain_decoding / decoding if decoding > 0 else float("nan"),
+        }
+    return record
+

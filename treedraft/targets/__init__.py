@@ -1,0 +1,31 @@
+"""Models whose text is to be reproduced. `load_target` takes a name of this folder, a model folder or a hub id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treedraft import registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from treedraft.targets.hf import Target
+
+_HELPERS = frozenset({"hf", "cache", "generate"})
+
+
+def target_names() -> list[str]:
+    return registry.names("targets", exclude=_HELPERS)
+
+
+def load_target(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
+    """The target called `name` (see `target_names`), or the Hugging Face model at that folder or hub id."""
+    if name in target_names():
+        return registry.load("targets", name).load(device=device, dtype=dtype)
+    from pathlib import Path
+
+    from treedraft.targets import hf
+
+    if "/" not in name and not Path(name).exists():
+        raise ValueError(registry.unknown("target", name, target_names()) + ", a model folder, or a hub id like 'Qwen/Qwen3-0.6B'")
+    return hf.load(name, device=device, dtype=dtype)

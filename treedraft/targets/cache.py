@@ -1,0 +1,76 @@
+"""Key-value storage whose rows can be written, kept and dropped by position.
+
+transformers' own caches append and crop, and what `crop` means has changed between releases. Here the target says
+which columns a forward writes, so accepting a tree path is one gather and rejecting the rest is forgetting a length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RowCache:
+    """Keys and values of every layer, [B, kv_heads, capacity, head_dim] each; `lengths` [B] valid columns a row.
+
+    Passed to a transformers model as its cache: the model calls `update` once a layer, which writes the new columns at
+    `self.columns` and returns a view of the first `self.visible` columns without copying them. Capacity doubles when
+    it runs out.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (batch, kv_heads, capacity, head_dim)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.columns: slice | Tensor = slice(0, 0)
+        self.visible = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+    def write_next(self, columns: slice | Tensor, visible: int) -> None:
+        """The next forward writes at `columns` (a slice shared by all rows, or one column a row, [B]) and sees columns < visible."""
+        self.columns, self.visible = columns, visible
+        self._reserve(visible)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_args, **_kwargs) -> tuple[Tensor, Tensor]:
+        """Store [B, kv_heads, n, head_dim] of one layer; return all visible columns. Called by the model."""
+        for store, new in ((self.keys[layer_idx], keys), (self.values[layer_idx], values)):
+            if isinstance(self.columns, slice):
+                store[:, :, self.columns] = new
+            else:
+                store[torch.arange(len(self.columns), device=store.device), :, self.columns] = new[:, :, 0]
+        return self.keys[layer_idx][:, :, : self.visible], self.values[layer_idx][:, :, : self.visible]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before the current write; asked by the model only when no positions are passed."""
+        return self.columns.start if isinstance(self.columns, slice) else int(self.columns.max())
+
+    def move(self, sources: Tensor, start: int) -> None:
+        """Copy columns `sources` [A] to start, start + 1, ... in every layer (the accepted path becomes dense)."""
+        if torch.equal(sources, torch.arange(start, start + len(sources), device=sources.device)):
+            return
+        target = slice(start, start + len(sources))
+        for store in (*self.keys, *self.values):
+            store[:, :, target] = store[:, :, sources]
+
+    def _reserve(self, columns: int) -> None:
+        if columns <= self.capacity:
+            return
+        extra = max(columns, 2 * self.capacity) - self.capacity
+        for stores in (self.keys, self.values):
+            for layer, store in enumerate(stores):
+                empty = store.new_zeros((*store.shape[:2], extra, store.shape[3]))
+                stores[layer] = torch.cat([store, empty], dim=2)

@@ -1,0 +1,364 @@
+"""Any Hugging Face causal LM of the Llama or Qwen3 families as a target: the one place that knows transformers' models.
+
+The target owns its cache. A round is `verify` (one forward over a draft tree under an ancestor mask, position = prefix
+length + depth) and `commit` (the accepted rows become the dense tail of the prefix). Everybody else sees tokens,
+logits and tapped features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treedraft.targets.cache import RowCache
+from treedraft.trees.mask import ancestor_mask, depths_of
+
+FAMILIES = ("llama", "qwen3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What one target forward says: logits [N, V] after each row and taps [N, C] of each row."""
+
+    logits: Tensor
+    taps: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A teacher-forced pass: taps [B, T, C] and post-norm last hidden states [B, T, H], whose head gives the logits."""
+
+    taps: Tensor
+    last: Tensor
+
+
+def default_tap_layers(num_layers: int, num_taps: int = 5) -> tuple[int, ...]:
+    """0-based layers whose outputs are tapped: evenly from layer 1 to num_layers - 3 (DFlash), fewer on shallow models.
+
+    Never the last layer: transformers returns that one after the final norm.
+    """
+    if num_taps == 1:
+        return (num_layers // 2,)
+    wanted = (round(1 + i * (num_layers - 4) / (num_taps - 1)) for i in range(num_taps))
+    return tuple(sorted({min(max(layer, 0), num_layers - 2) for layer in wanted}))
+
+
+class Target:
+    """A frozen language model, its tokenizer and the cache of the request it is serving.
+
+    `vocab_size` counts the ids that the tokenizer knows: rows of the embedding past it are padding and are never
+    drafted nor emitted. Raises ValueError for a model family, attention back end or head that this class cannot serve.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        model: nn.Module,
+        tokenizer: Any,
+        mask_token_id: int | None = None,
+        tap_layers: Sequence[int] | None = None,
+        self_test: bool = True,
+    ) -> None:
+        config: Any = model.config
+        if config.model_type not in FAMILIES:
+            raise ValueError(f"target {name!r} has model type {config.model_type!r}; served: {', '.join(FAMILIES)}")
+        sliding = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
+        if sliding:
+            raise ValueError(f"target {name!r} has {sliding[0]!r} layers; only full attention can be served")
+        self.name = name
+        self.model = model.eval().requires_grad_(False)
+        self.config = config
+        self.tokenizer = tokenizer
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.max_length: int = config.max_position_embeddings
+        self.embedding: Tensor = model.get_input_embeddings().weight  # pyright: ignore
+        self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
+        self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
+        self.mask_token_id = find_mask_token(name, tokenizer, self.embedding.shape[0], mask_token_id)
+        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.cache_argument = _cache_argument(model)
+        self._outputs: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self.tap_layers: tuple[int, ...] = ()
+        self.tap(tap_layers if tap_layers is not None else default_tap_layers(self.num_layers))
+        self.cache = self.new_cache(batch=1, capacity=256)
+        self.length = 0
+        self._pending = 0
+        if self_test:
+            self.self_test()
+
+    # -- what a drafter borrows ------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings, [...] -> [..., H]."""
+        return nn.functional.embedding(ids, self.embedding)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits over the usable ids, [..., H] -> [..., vocab_size]."""
+        return nn.functional.linear(hidden, self.head_weight)
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [..., head_dim] of the target's rotary angles, whatever its scaling, at absolute positions [...]."""
+        embedding: Any = self.model.model.rotary_emb  # pyright: ignore
+        # At least float32: angles rounded to bfloat16 drift apart at long positions.
+        like = self.embedding.new_empty(1, dtype=torch.promote_types(self.dtype, torch.float32))
+        cosine, sine = embedding(like, positions.reshape(1, -1))
+        return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Record the outputs of these 0-based layers from now on; ValueError outside 0..num_layers - 2."""
+        bad = [layer for layer in layers if not 0 <= layer < self.num_layers - 1]
+        if bad or not layers:
+            raise ValueError(f"tap layer {bad[0] if bad else '(none)'} of {self.name}: choose from 0..{self.num_layers - 2}")
+        for hook in self._hooks:
+            hook.remove()
+        self.tap_layers = tuple(layers)
+        decoder_layers: Any = self.model.model.layers  # pyright: ignore
+        self._hooks = [decoder_layers[layer].register_forward_hook(self._recorder(layer)) for layer in layers]
+
+    @property
+    def tap_size(self) -> int:
+        return len(self.tap_layers) * self.hidden_size
+
+    # -- one request --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prefill(self, ids: Sequence[int] | Tensor) -> Verified:
+        """Start a request from prompt ids [P]: logits [1, V] after the last one, taps [P, C]; ValueError if it does not fit."""
+        tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
+        if len(tokens) == 0:
+            raise ValueError("empty prompt: there is no token to start from")
+        if len(tokens) >= self.max_length:
+            raise ValueError(f"prompt of {len(tokens)} tokens does not fit the context window of {self.max_length} tokens of {self.name}")
+        self.length = 0
+        last, taps = self._extend(tokens, torch.arange(len(tokens)) - 1)
+        self.commit(torch.arange(len(tokens)))
+        return Verified(logits=self.head(last[-1:]), taps=taps)
+
+    @torch.no_grad()
+    def verify(self, tokens: Tensor, parents: Tensor) -> Verified:
+        """Score a draft tree of N nodes in one forward: logits [N, V], taps [N, C]. Nothing is kept until `commit`."""
+        last, taps = self._extend(tokens.to(self.device), parents)
+        return Verified(logits=self.head(last), taps=taps)
+
+    def commit(self, path: Tensor | Sequence[int]) -> None:
+        """Keep the rows of the verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the others."""
+        rows = torch.as_tensor(path, dtype=torch.int64, device=self.device)
+        assert 0 < len(rows) <= self._pending, "commit follows verify and names verified nodes"
+        self.cache.move(self.length + rows, self.length)
+        self.length += len(rows)
+        self._pending = 0
+
+    def _extend(self, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward N rows after the prefix under their ancestor mask: last hidden [N, H], taps [N, C]."""
+        num_rows, start = len(tokens), self.length
+        tree = ancestor_mask(parents).to(self.device)
+        mask = torch.cat([tree.new_ones((num_rows, start)), tree], dim=1)[None, None]
+        positions = (start + depths_of(parents).to(self.device))[None]
+        self.cache.write_next(slice(start, start + num_rows), start + num_rows)
+        self._pending = num_rows
+        last, taps = self.forward(tokens[None], positions=positions, mask=mask, cache=self.cache)
+        return last[0], taps[0]
+
+    # -- forwards -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def trace(self, ids: Tensor) -> Trace:
+        """Teacher-forced features of right-padded sequences ids [B, T]."""
+        last, taps = self.forward(ids.to(self.device))
+        return Trace(taps=taps, last=last)
+
+    def forward(
+        self, ids: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None, cache: RowCache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Last hidden states [B, n, H] (after the final norm) and taps [B, n, C] of ids [B, n].
+
+        `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
+        """
+        extra: dict[str, Any] = {} if cache is None else {self.cache_argument: cache}
+        base: Any = self.model.model  # pyright: ignore
+        self._outputs.clear()
+        output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cache is not None, **extra)
+        taps = torch.cat([self._outputs[layer] for layer in self.tap_layers], dim=-1)
+        self._outputs.clear()
+        return output.last_hidden_state, taps
+
+    def new_cache(self, *, batch: int, capacity: int) -> RowCache:
+        heads = self.config.num_attention_heads
+        return RowCache(
+            num_layers=self.num_layers,
+            batch=batch,
+            kv_heads=self.config.num_key_value_heads or heads,
+            head_dim=getattr(self.config, "head_dim", None) or self.hidden_size // heads,
+            capacity=capacity,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _recorder(self, layer: int):
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._outputs[layer] = output[0] if isinstance(output, tuple) else output
+
+        return record
+
+    # -- text ---------------------------------------------------------------------------------------------------
+
+    def encode_chat(self, turns: Sequence[str]) -> list[int]:
+        """Prompt ids of a conversation whose turns alternate user, assistant, user; thinking is off where the template knows it."""
+        if not turns or not all(turn.strip() for turn in turns):
+            raise ValueError("empty prompt: every turn needs text")
+        messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        rendered = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        )
+        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    # -- identity -------------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """16 hex digits over weights, rotary scaling and tokenizer: what a drafter was trained for."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}{tuple(weight.shape)}".encode())
+            # A strided sample of every tensor: a full hash of 8B parameters would take minutes at each start.
+            # Rounded to bfloat16, so that a model is the same one in float32 and in bfloat16.
+            sample = weight.flatten()[:: max(1, weight.numel() // 256)].to("cpu", torch.bfloat16)
+            digest.update(sample.float().numpy().tobytes())
+        digest.update(json.dumps(getattr(self.config, "rope_parameters", None), sort_keys=True, default=str).encode())
+        digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
+        return digest.hexdigest()[:16]
+
+    def template_hash(self) -> str:
+        """16 hex digits of the chat template that prompts are rendered with."""
+        return hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()[:16]
+
+    # -- start-up checks ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def self_test(self) -> None:
+        """Refuse an attention back end that ignores the tree mask, and a head that is not lm_head(norm(hidden)).
+
+        One of two siblings is perturbed: the other's logits must not move, its child's must.
+        """
+        usable = [token for token in range(self.vocab_size) if token != self.mask_token_id]
+        prompt = torch.tensor(usable[:4], device=self.device)
+        parents = torch.tensor([-1, 0, 0, 1, 2])
+        tree = torch.tensor([usable[i % len(usable)] for i in (5, 7, 9, 11, 13)], device=self.device)
+        perturbed = tree.clone()
+        perturbed[1] = usable[15 % len(usable)]
+        with self._scratch():
+            self.prefill(prompt)
+            before = self.verify(tree, parents).logits
+            after = self.verify(perturbed, parents).logits
+        if not torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) or torch.equal(before[3], after[3]):
+            backend = getattr(self.config, "_attn_implementation", "unknown")
+            raise ValueError(f"the attention back end {backend!r} of {self.name} ignores the tree mask; use attn_implementation='sdpa' or 'eager'")
+        ids = torch.cat([prompt, tree[:1]])[None]
+        expected = self.model(input_ids=ids).logits[0, -1, : self.vocab_size].float()
+        got = self.head(self.trace(ids).last[0, -1]).float()
+        if not torch.allclose(expected, got, rtol=2e-2, atol=2e-2):
+            raise ValueError(f"logits of {self.name} are not lm_head(norm(hidden)): its head cannot be borrowed")
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[None]:
+        saved, self.cache = (self.cache, self.length, self._pending), self.new_cache(batch=1, capacity=16)
+        try:
+            yield
+        finally:
+            self.cache, self.length, self._pending = saved
+
+
+def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:
+    """The id that fills undrafted slots: the one asked for, else the first padding row of the embedding, else a reserved token.
+
+    ValueError if there is none, or if the id is out of range, an end-of-text or the padding token.
+    """
+    if requested is None and len(tokenizer) < embedding_rows:
+        return len(tokenizer)
+    if requested is None:
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        special = sorted((vocabulary[token], token) for token in tokenizer.all_special_tokens if token in vocabulary)
+        added = sorted((index, token.content) for index, token in tokenizer.added_tokens_decoder.items())
+        marks = ("<|mask|>", "<mask>", "reserved", "unused", "<empty_output>")
+        found = [index for mark in marks for index, token in (*special, *added) if mark in token.lower()]
+        if not found:
+            raise ValueError(f"target {name!r} has no unused token to serve as mask: pass mask_token_id")
+        requested = found[0]
+    if not 0 <= requested < embedding_rows:
+        raise ValueError(f"mask token {requested} of {name!r} is outside the embedding's 0..{embedding_rows - 1}")
+    if requested in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+        raise ValueError(f"mask token {requested} of {name!r} is its end-of-text or padding token; choose an unused one")
+    return requested
+
+
+def _eos_token_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    configured = getattr(generation, "eos_token_id", None)
+    if configured is None:
+        configured = getattr(model.config, "eos_token_id", None)
+    listed = configured if isinstance(configured, (list, tuple)) else [configured]
+    return tuple(sorted({i for i in (*listed, tokenizer.eos_token_id) if i is not None}))
+
+
+def _cache_argument(model: nn.Module) -> str:
+    """transformers renamed the argument `past_key_values` to `cache` in its fifth series."""
+    parameters = inspect.signature(model.model.forward).parameters  # pyright: ignore
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def load(path: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
+    """Load a model folder or hub id. Device: CUDA where there is one; dtype: bfloat16 there, float32 on the CPU.
+
+    ValueError with one sentence when it is not there or cannot be read.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    _check_folder(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"cannot load target {path!r}: {reason} (give a folder, or a hub id where the hub is reachable)") from error
+    except Exception as error:  # safetensors and tokenizers raise types of their own for damaged files
+        if type(error).__name__ not in ("SafetensorError", "Exception", "HFValidationError"):
+            raise
+        raise ValueError(f"cannot read target {path!r}: {error}") from error
+    return Target(name=path, model=model.to(device), tokenizer=tokenizer)
+
+
+def _check_folder(path: str) -> None:
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"target folder {path!r} has no config.json")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config}: not valid JSON ({error})") from error

@@ -1,0 +1,67 @@
+"""A tree without branches: the drafter's greedy path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treedraft.trees.scorers import Lanes, Scorer
+from treedraft.trees.tree import PADDING, TreeBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The best child of the best child ..., `depth` tokens below the anchor (None: as many as the scorer has slots).
+
+    Equals best-first search of width 1 and budget depth + 1.
+    """
+
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 0:
+            raise ValueError(f"depth {self.depth} of a chain is negative")
+
+    @torch.no_grad()
+    def build(self, anchor: Tensor, scorer: Scorer) -> TreeBatch:
+        """Chains below `anchor` [R], a call of the scorer a depth. ValueError if it has fewer slots than `depth`."""
+        depth = usable_depth(self.depth, scorer)
+        capacity = max(depth, 1)
+        scorer.start(capacity)
+        request = torch.arange(len(anchor), device=anchor.device)
+        token, score = anchor, torch.zeros(len(anchor), dtype=torch.float64, device=anchor.device)
+        tokens, scores = [token], [score]
+        for slot in range(depth):
+            expansion = request * capacity + slot
+            parent = expansion - 1 if slot else torch.full_like(request, -1)
+            lanes = Lanes(
+                request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent
+            )
+            best, log_q = scorer.children(lanes, 1)
+            token, score = best[:, 0], score + log_q[:, 0]
+            tokens.append(token)
+            scores.append(score)
+        return _batch(torch.stack(tokens, 1), torch.stack(scores, 1))
+
+
+def usable_depth(depth: int | None, scorer: Scorer) -> int:
+    """The depth asked for, by default the scorer's. ValueError if the scorer has fewer slots."""
+    if depth is None:
+        return scorer.depth
+    if depth > scorer.depth:
+        raise ValueError(f"depth {depth} exceeds the {scorer.depth} slots that the drafter fills")
+    return depth
+
+
+def _batch(tokens: Tensor, scores: Tensor) -> TreeBatch:
+    """Chains [R, D + 1], cut before the first token of probability zero (which no normalised law has as its best)."""
+    real = scores > -torch.inf
+    depths = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    fields = {"tokens": tokens, "parents": depths - 1, "depths": depths, "scores": scores}
+    fields = {name: field.masked_fill(~real, PADDING[name]) for name, field in fields.items()}
+    return TreeBatch(**fields, num_nodes=real.sum(1))
+
+
+Builder = Chain

@@ -1,0 +1,131 @@
+"""Who says how likely the children of a node are. A conditional tree is the same search with another scorer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """L nodes to be expanded in one call, each int64 [L].
+
+    An expansion is a row of the scorer's state, unique to its node. A node's parent was expanded in an earlier call.
+    The rows of request r are r * capacity ... (r + 1) * capacity - 1.
+    """
+
+    request: Tensor
+    slot: Tensor  # depth of the node, 0 for the root: the drafted slot which its children fill, counted from 0
+    token: Tensor  # target token id of the node: the parent token of its children
+    expansion: Tensor  # row of this node's state
+    parent: Tensor  # row of the state of the node's parent, -1 for the root
+
+
+class Scorer(Protocol):
+    """The seam between drafter and tree. Log q is normalised over the whole draft vocabulary: it is never positive."""
+
+    width_limit: int  # number of usable draft tokens; the fan-out of a tree is clipped to it
+    depth: int  # D, number of drafted slots
+    num_requests: int  # R
+
+    def start(self, capacity: int) -> None:
+        """Forget the last tree and make room for `capacity` expansions a request."""
+        ...
+
+    def expand(self, lanes: Lanes) -> Tensor:
+        """log q [L, V] of the children of every lane, over the draft vocabulary; -inf for what can never be drafted."""
+        ...
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        """Target token ids of draft-vocabulary columns, any shape."""
+        ...
+
+    def children(self, lanes: Lanes, width: int) -> tuple[Tensor, Tensor]:
+        """Target token ids and log q, both [L, width], of the best children of every lane, best first."""
+        columns, log_q = top_children(self.expand(lanes), width)
+        return self.token_ids(columns), log_q
+
+
+class MarginalScorer(Scorer):
+    """One law a depth, the same under every parent: the backbone's own logits (JetSpec, DDTree)."""
+
+    def __init__(self, log_q: Tensor, d2t: Tensor | None = None):
+        """`log_q` [R, D, V]; `d2t` [V] maps draft-vocabulary columns to target token ids (None: they are the same)."""
+        self.log_q, self.d2t = log_q, d2t
+        self.num_requests, self.depth, self.width_limit = log_q.shape
+        self._best: tuple[Tensor, Tensor] | None = None
+
+    def start(self, capacity: int) -> None:
+        self._best = None
+
+    def expand(self, lanes: Lanes) -> Tensor:
+        return self.log_q[lanes.request, lanes.slot]
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        return columns if self.d2t is None else self.d2t[columns]
+
+    def children(self, lanes: Lanes, width: int) -> tuple[Tensor, Tensor]:
+        # Many nodes share a row, so every row is searched once a tree.
+        if self._best is None or self._best[0].shape[-1] != width:
+            columns, log_q = top_children(self.log_q.flatten(0, 1), width)
+            shape = (self.num_requests, self.depth, width)
+            self._best = self.token_ids(columns).view(shape), log_q.view(shape)
+        tokens, log_q = self._best
+        return tokens[lanes.request, lanes.slot], log_q[lanes.request, lanes.slot]
+
+
+class CorrectionState(Protocol):
+    """What a causal correction remembers of the expanded nodes of one tree, one row an expansion."""
+
+    def reserve(self, capacity: int) -> None:
+        """Forget the last tree and make room for `capacity` rows a request."""
+        ...
+
+    def step(self, lanes: Lanes) -> Tensor:
+        """Corrected draft logits [L, V] of the children of every lane; stores the lanes' own rows."""
+        ...
+
+
+class ConditionalScorer(Scorer):
+    """Every node is scored under its own ancestry: the correction is stepped along the node's path."""
+
+    def __init__(self, state: CorrectionState, depth: int, num_requests: int, d2t: Tensor):
+        """`d2t` [V] maps draft-vocabulary columns to target token ids (arange(V) where they are the same)."""
+        self.state, self.depth, self.num_requests, self.d2t = state, depth, num_requests, d2t
+        self.width_limit = len(d2t)
+
+    def start(self, capacity: int) -> None:
+        self.state.reserve(capacity)
+
+    def expand(self, lanes: Lanes) -> Tensor:
+        return log_law(self.state.step(lanes))
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        return self.d2t[columns]
+
+
+def log_law(logits: Tensor) -> Tensor:
+    """log softmax over the last axis, in float32 or the dtype of `logits` if that is wider."""
+    return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def top_children(log_q: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` best columns of every row and their log q, [L, V] -> two [L, width]; ties go to the lowest column.
+
+    torch.topk leaves the choice among equals open, and equals are common where logits come from bfloat16. So one value
+    more is fetched, and only if two neighbours are equal are the columns chosen again by counting from the left.
+    """
+    num_rows, num_columns = log_q.shape
+    assert 1 <= width <= num_columns, f"width {width} of {num_columns} columns"
+    values, columns = log_q.topk(min(width + 1, num_columns))
+    if bool((values[:, 1:] == values[:, :-1]).any()):
+        least = values[:, width - 1 : width]
+        above, equal = log_q > least, log_q == least
+        taken = above | (equal & (equal.cumsum(1) <= width - above.sum(1, keepdim=True)))
+        columns = taken.nonzero()[:, 1].view(num_rows, width)
+        values, ranks = log_q.gather(1, columns).sort(dim=1, descending=True, stable=True)
+        columns = columns.gather(1, ranks)
+    return columns[:, :width], values[:, :width]
