@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Two threads, or one a process when pytest-xdist runs several."""
-    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+    """One thread: tests are many small products, which two threads only slow down."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

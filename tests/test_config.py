@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from treedraft import registry
-from treedraft.config import DecodeConfig, DrafterConfig, TrainConfig, canonical, override, parse, parse_settings, read_toml, short_hash
+from treedraft.config import (
+    DecodeConfig,
+    DrafterConfig,
+    TrainConfig,
+    canonical,
+    override,
+    parse,
+    parse_settings,
+    read_toml,
+    short_hash,
+)
 from treedraft.drafter import Drafter
 from treedraft.grid import load_grid
 from treedraft.ops.layers import Shape

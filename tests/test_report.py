@@ -23,16 +23,6 @@ CORE = [
     for backbone in ("causal", "bidirectional")
     for correction in ("none", "markov", "attention")
 ]
-MORE = [
-    "markov-gated",
-    "markov-rnn",
-    "attention-mlp",
-    "attention-hidden",
-    "attention-parent",
-    "attention-sum",
-    "attention-mlp-sum",
-]
-FULL = CORE + [f"causal/{name}" for name in MORE]
 DOMAINS = ("math", "code", "chat")
 
 
@@ -356,8 +346,8 @@ def test_help_needs_no_libraries() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_a_full_grid_is_quick(tmp_path: Path) -> None:
-    make_grid(tmp_path, labels=FULL, prompts=120)
+def test_a_core_grid_is_quick(tmp_path: Path) -> None:
+    make_grid(tmp_path, prompts=120)
     start = time.process_time()
     report.write_report(tmp_path, "made")
     assert time.process_time() - start < 16  # twice the aim: machines differ

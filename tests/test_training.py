@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,13 +121,14 @@ def test_position_weights() -> None:
 def test_the_gradient_is_the_same_for_any_split(tiny64: Target, features64: FeatureCache, tmp_path: Path, objective: str) -> None:
     gradients: list[dict[str, Tensor]] = []
     for micro_batches in (1, 2, 4):
-        trainer = trainer_for(tiny64, features64, tmp_path, micro_batches=micro_batches, objective=objective, clip=1e9, decay=4.0)
+        trainer: Any = trainer_for(tiny64, features64, tmp_path, micro_batches=micro_batches, objective=objective, clip=1e9, decay=4.0)
         randomise(trainer.drafter.correction)
         found: dict[str, Tensor] = {}
-        monkey: Any = trainer.optimizer
-        monkey.step = lambda trainer=trainer, found=found: found.update(
-            {name: weight.grad.clone() for name, weight in trainer.drafter.named_parameters()}
-        )
+
+        def keep(trainer: Trainer = trainer, found: dict[str, Tensor] = found) -> None:
+            found.update({name: weight.grad.clone() for name, weight in trainer.drafter.named_parameters() if weight.grad is not None})
+
+        trainer.optimizer, trainer.schedule = SimpleNamespace(step=keep, zero_grad=lambda **_: None), SimpleNamespace(step=lambda: None)
         trainer._advance()
         gradients.append(found)
     for other in gradients[1:]:
@@ -428,6 +430,17 @@ def test_damaged_and_foreign_folders_are_refused(tiny: Target, features: Feature
     config.write_text(text[:100])
     with pytest.raises(ValueError, match=r"config.json:\d+: not valid JSON"):
         Drafter.from_pretrained(folder)
+
+
+def test_a_loaded_drafter_taps_what_it_was_trained_on(tmp_path: Path) -> None:
+    """Also if another drafter, attached before it, made the target tap other layers."""
+    target = tiny_module.load(num_layers=4)
+    before = target.tap_layers
+    trainer_for(target, make_features(target, tmp_path), tmp_path / "run", steps=1).run()
+    make_drafter(target, tap_layers=(2,))
+    assert target.tap_layers == (2,)
+    Drafter.from_pretrained(tmp_path / "run" / "drafter", target=target)
+    assert target.tap_layers == before != (2,)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens(tiny: Target, features: FeatureCache) -> None:

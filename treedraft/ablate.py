@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treedraft.cli import parse_arguments, run_cli
-from treedraft.config import parse_settings
+from treedraft.config import parse_settings, read_toml
 from treedraft.grid import Cell, Grid, load_grid
 from treedraft.run import runs_folder
 
@@ -72,7 +72,7 @@ def main() -> int:
 def _grid_file(name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
-    known = sorted(path.stem for path in GRIDS.glob("*.toml"))
+    known = [path.stem for path in _grid_files()]
     if name not in known:
         from treedraft.registry import unknown
 
@@ -80,8 +80,13 @@ def _grid_file(name: str) -> Path:
     return GRIDS / f"{name}.toml"
 
 
+def _grid_files() -> list[Path]:
+    """Grid files ask a question; other TOML files of the folder configure one training."""
+    return [path for path in sorted(GRIDS.glob("*.toml")) if "question" in read_toml(path)]
+
+
 def _list() -> int:
-    for path in sorted(GRIDS.glob("*.toml")):
+    for path in _grid_files():
         grid = load_grid(path)
         print(f"{grid.name:<10} {len(grid.arms):>3} trainings {len(grid.cells):>4} cells  {grid.question}")
     return 0

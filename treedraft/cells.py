@@ -63,6 +63,9 @@ class Workbench:
             return files.read_json(folder / "result.json")
         features = self.features(arm.data, arm.drafter)
         drafter = new_drafter(self.target, arm.drafter, features, seed=arm.train.seed)
+        if arm.train.init is not None:
+            drafter.adopt(Drafter.from_pretrained(arm.train.init, target=self.target))
+            drafter.attach(self.target)
         return Trainer(drafter=drafter, target=self.target, features=features, config=arm.train, folder=folder).run()
 
     def evaluate(self, cell: Cell) -> dict[str, Any]:
@@ -91,8 +94,7 @@ class Workbench:
 
     def features(self, data: DataConfig, drafter: DrafterConfig) -> FeatureCache:
         """The feature cache for a data set and tapped layers, filled."""
-        if drafter.tap_layers is not None:
-            self.target.tap(drafter.tap_layers)
+        self.target.tap(drafter.tap_layers or self.target.default_tap_layers)
         key = canonical(data) + str(self.target.tap_layers)
         if key not in self._features:
             sequences = training_sequences(self.target, data, folder=self.data_folder)

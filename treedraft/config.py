@@ -65,10 +65,11 @@ class TrainConfig:
     """One training run. A step takes `sequences` trajectories with `anchors` blocks each.
 
     `decay` is gamma of exp(-(k - 1) / gamma) over draft positions k, None for uniform weights. `micro_batches` splits a step's
-    sequences without changing its gradient.
+    sequences without changing its gradient. `init` is a drafter folder to go on from.
     """
 
     objective: Literal["ce", "forward_kl", "dspark"] = "forward_kl"
+    optimizer: Literal["adamw", "muon"] = "adamw"
     decay: float | None = None
     steps: int = 400
     sequences: int = 16
@@ -81,6 +82,7 @@ class TrainConfig:
     seed: int = 0
     checkpoint_every: int = 100
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    init: str | None = None
 
     def __post_init__(self) -> None:
         _positive(

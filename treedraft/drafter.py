@@ -36,7 +36,7 @@ def shape_for(target: Target, config: DrafterConfig) -> Shape:
         rms_norm_eps=target.config.rms_norm_eps,
         vocab_size=target.vocab_size,
         draft_vocab_size=min(config.draft_vocab_size or target.vocab_size, target.vocab_size),
-        num_taps=len(config.tap_layers or target.tap_layers),
+        num_taps=len(config.tap_layers or target.default_tap_layers),
     )
 
 
@@ -58,6 +58,7 @@ class Drafter(nn.Module):
         self.register_buffer("d2t", torch.arange(shape.draft_vocab_size) if d2t is None else d2t, persistent=False)
         assert len(self.d2t) == shape.draft_vocab_size
         self.provenance: dict[str, Any] = {}
+        self.lineage: dict[str, Any] | None = None  # how the weights that training started from were trained
         self.borrowed: Borrowed | None = None
         self.mask_token_id = -1
 
@@ -69,8 +70,9 @@ class Drafter(nn.Module):
                 f"this drafter was trained for {made_for['name']} ({made_for['fingerprint']}), "
                 f"the target is {target.name} ({target.fingerprint()}): they do not fit"
             )
-        if self.config.tap_layers is not None and self.config.tap_layers != target.tap_layers:
-            target.tap(self.config.tap_layers)
+        layers = tuple(self.config.tap_layers or self.provenance.get("tap_layers") or target.default_tap_layers)
+        if layers != target.tap_layers:
+            target.tap(layers)
         head_weight = target.head_weight if len(self.d2t) == target.vocab_size else target.head_weight[self.d2t.to(target.device)]
         self.borrow(target, head_weight)
         return self
@@ -121,6 +123,14 @@ class Drafter(nn.Module):
         state = self.correction.start(hidden, self.lent)
         return ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
 
+    def adopt(self, other: Drafter) -> None:
+        """Take over another drafter's weights and draft vocabulary, to train on. ValueError if it has another shape."""
+        if (self.config, self.shape) != (other.config, other.shape):
+            raise ValueError("train.init names a drafter of another configuration; backbone, correction and sizes have to agree")
+        self.load_state_dict(other.state_dict())
+        self.d2t.copy_(other.d2t)
+        self.lineage = other.provenance.get("training")
+
     # -- sizes and files ------------------------------------------------------------------------------------------
 
     def parameter_counts(self) -> dict[str, int]:
@@ -166,11 +176,16 @@ class Drafter(nn.Module):
         config = configs.parse(DrafterConfig, record["drafter"], where=str(folder / "config.json"))
         drafter = cls(config, configs.parse(Shape, record["shape"], where=str(folder / "config.json")), None if d2t is None else d2t.long())
         drafter.provenance = {key: value for key, value in record.items() if key not in ("format", "drafter", "shape", "parameters")}
+        if d2t is None and drafter.shape.draft_vocab_size < drafter.shape.vocab_size:
+            raise ValueError(f"{folder / 'model.safetensors'}: tensor 'd2t' is missing, the draft vocabulary is reduced")
         named = {_stored_name(name): name for name in drafter.state_dict()}
         if set(named) != set(weights):
             wrong = sorted(set(named) ^ set(weights))[0]
             raise ValueError(f"{folder / 'model.safetensors'}: tensor {wrong!r} is {'missing' if wrong in named else 'not expected'}")
-        drafter.load_state_dict({named[name]: weight.float() for name, weight in weights.items()})
+        try:
+            drafter.load_state_dict({named[name]: weight.float() for name, weight in weights.items()})
+        except RuntimeError as error:
+            raise ValueError(f"{folder / 'model.safetensors'}: {error}") from error
         drafter.eval().requires_grad_(False)
         return drafter.to(target.device).attach(target) if target is not None else drafter
 

@@ -31,7 +31,7 @@ FIGURES = ("tau", "survival", "domains")
 MARGIN, RELATIVE_MARGIN = 0.05, 0.01  # a claim needs a gap of at least this many tokens and this share of tau
 FEWEST_PROMPTS = 30  # below it nothing is claimed
 WIDTH = 120  # columns of a printed table
-MARKER = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 # -- what was measured ------------------------------------------------------------------------------------------------
@@ -543,7 +543,7 @@ def ratio_table(study: Study) -> Table | None:
         pairs = [(study.arm(label, t, mode, depth), study.arm(label, t, "chain", depth)) for t, mode, depth in columns]
         ratios = [_same_drafter(tree, chain, ratio=True) if tree and chain else None for tree, chain in pairs]
         rows.append([label, *(f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" if r else "-" for r in ratios)])
-    heads = [(f"T={t:g}" + (f" {mode}" if len(trees) > 1 else ""), str(depth)) for t, mode, depth in columns]
+    heads = [(f"T={t:g}" + (f" {mode}" if len(trees) > 1 else ""), f"depth {depth}") for t, mode, depth in columns]
     caption = f"tau of the tree over tau of the chain by temperature and depth, 95 % paired-bootstrap intervals over prompts; {study.source()}."
     return Table(caption=caption, columns=[("", "drafter"), *heads], rows=rows)
 

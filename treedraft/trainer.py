@@ -101,13 +101,8 @@ class Trainer:
         if self.world > 1:
             self.parallel = nn.parallel.DistributedDataParallel(self.step_module)
         self.parameters = [weight for weight in drafter.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
-        )
-        from transformers import get_cosine_schedule_with_warmup
-
-        warmup_steps = max(1, round(config.warmup * config.steps))
-        self.schedule = get_cosine_schedule_with_warmup(self.optimizer, warmup_steps, config.steps)
+        self.optimizers = _optimizers(drafter, config)
+        self.schedules = [_schedule(optimizer, config) for optimizer in self.optimizers]
         self.step = 0
         self.seconds = 0.0
 
@@ -151,9 +146,10 @@ class Trainer:
             sums.append(part)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         self._check_finite("gradient norm", norm, batch)
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return self._metrics(sums, total_weight, norm)
 
@@ -169,7 +165,7 @@ class Trainer:
             "agreement": (matches.sum() / valid.sum().clamp_min(1)).item(),
             "expected_tau": 1 + (runs.sum() / blocks.clamp_min(1)).item(),
             "gradient_norm": norm.item(),
-            "learning_rate": self.schedule.get_last_lr()[0],
+            "learning_rate": self.schedules[0].get_last_lr()[0],
             "seconds": round(self.seconds, 3),
         }
 
@@ -205,8 +201,9 @@ class Trainer:
             except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, struct.error) as error:
                 raise ValueError(f"{path}: damaged checkpoint ({error}); delete it to start over") from error
             self.drafter.load_state_dict(state["drafter"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.schedule.load_state_dict(state["schedule"])
+            for name, parts in (("optimizers", self.optimizers), ("schedules", self.schedules)):
+                for part, saved in zip(parts, state[name], strict=True):
+                    part.load_state_dict(saved)
             self.step, self.seconds = state["step"], state["seconds"]
         if self.rank == 0 and metrics_path.is_file():
             lines = metrics_path.read_text(encoding="utf-8").splitlines()
@@ -218,8 +215,8 @@ class Trainer:
             return
         state = {
             "drafter": self.drafter.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedules": [schedule.state_dict() for schedule in self.schedules],
             "step": self.step,
             "seconds": self.seconds,
         }
@@ -243,7 +240,7 @@ class Trainer:
             "target": {"name": self.target.name, "fingerprint": self.target.fingerprint(), "template": self.target.template_hash()},
             "mask_token_id": self.target.mask_token_id,
             "tap_layers": list(self.target.tap_layers),
-            "training": {**asdict(self.config), "data": self.features.sequences.digest, "blocks": blocks},
+            "training": {**asdict(self.config), "data": self.features.sequences.digest, "blocks": blocks, "before": self.drafter.lineage},
         }
         result = {"parameters": self.drafter.parameter_counts(), **summary, **self.drafter.provenance}
         if self.rank == 0:
@@ -251,6 +248,25 @@ class Trainer:
             files.write_json(self.folder / "result.json", result)
             (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         return result
+
+
+def _optimizers(drafter: Drafter, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices that act on hidden states and AdamW for norms, tables and biases."""
+    adamw = {"lr": config.learning_rate, "betas": (0.9, 0.95), "weight_decay": config.weight_decay}
+    named = [(name, weight) for name, weight in drafter.named_parameters() if weight.requires_grad]
+    if config.optimizer == "adamw":
+        return [torch.optim.AdamW([weight for _, weight in named], **adamw)]
+    matrices = [weight for name, weight in named if weight.ndim == 2 and "markov" not in name]
+    others = [weight for name, weight in named if weight.ndim != 2 or "markov" in name]
+    muon = torch.optim.Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, **adamw)]
+
+
+def _schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torch.optim.lr_scheduler.LambdaLR:
+    """Linear warm-up, then cosine to zero."""
+    from transformers import get_cosine_schedule_with_warmup
+
+    return get_cosine_schedule_with_warmup(optimizer, max(1, round(config.warmup * config.steps)), config.steps)
 
 
 def _join_process_group(device: torch.device) -> tuple[int, int]:

@@ -6,11 +6,11 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from treedraft.cli import run_cli
+from treedraft.cli import parse_arguments, run_cli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,8 @@ class Show:
 
 
 def main() -> None:
-    command = tyro.cli(
-        Annotated[Regenerate, tyro.conf.subcommand("regenerate")] | Annotated[Show, tyro.conf.subcommand("show")],
-        prog="python -m treedraft.data",
-        description=__doc__,
-    )
+    kind = Annotated[Regenerate, tyro.conf.subcommand("regenerate")] | Annotated[Show, tyro.conf.subcommand("show")]
+    command: Any = parse_arguments(kind, program="python -m treedraft.data", description=__doc__ or "")  # pyright: ignore
     _regenerate(command) if isinstance(command, Regenerate) else _show(command)
 
 

@@ -91,7 +91,8 @@ class Target:
         self._outputs: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self.tap_layers: tuple[int, ...] = ()
-        self.tap(tap_layers if tap_layers is not None else default_tap_layers(self.num_layers))
+        self.default_tap_layers = tuple(tap_layers or default_tap_layers(self.num_layers))
+        self.tap(self.default_tap_layers)
         self.cache = self.new_cache(batch=1, capacity=256)
         self.length = 0
         self._pending = 0

@@ -1,0 +1,145 @@
+"""Commands as a user meets them: one sentence and a non-zero exit for bad input, and a killed grid that ends the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str, runs: Path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TREEDRAFT_RUNS": str(runs), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def one_sentence(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert result.returncode not in (0, 1), (result.returncode, result.stdout, result.stderr)
+    assert lines[-1].startswith("error: ") and "Traceback" not in result.stderr, result.stderr
+    for word in words:
+        assert word in lines[-1], (word, lines[-1])
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished smoke grid."""
+    runs = tmp_path_factory.mktemp("smoke")
+    result = run("treedraft.ablate", "--grid", "smoke", runs=runs)
+    assert result.returncode == 0, result.stderr
+    assert "causal/attention" in result.stdout
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["treedraft.decode", "--dpeth", "3", "hi"], ["--dpeth"]),
+        (["treedraft.decode", "--depth", "0", "hi"], ["depth is 0"]),
+        (["treedraft.decode", "--width", "0", "hi"], ["width is 0"]),
+        (["treedraft.decode", "--budget", "0", "hi"], ["budget is 0"]),
+        (["treedraft.decode", "--temperature", "-1", "hi"], ["-1"]),
+        (["treedraft.decode", "--tree", "--chain", "hi"], ["--tree", "--chain"]),
+        (["treedraft.decode", "  "], ["empty prompt"]),
+        (["treedraft.decode", "--target", "pockte", "hi"], ["pockte", "pocket"]),
+        (["treedraft.decode", "--target", "tiny", "--drafter", "nowhere", "hi"], ["nowhere"]),
+        (["treedraft.ablate", "--grid", "coer"], ["coer", "core"]),
+        (["treedraft.ablate", "--cell", "x"], ["cell", "'x'"]),
+        (["treedraft.ablate", "--limit", "0"], ["0"]),
+        (["treedraft.ablate", "--grid", "smoke", "--set", "train.stepz=3"], ["stepz", "steps"]),
+        (["treedraft.ablate", "--grid", "smoke", "--set", "drafter.backbone.name=caussal"], ["caussal", "causal"]),
+        (["treedraft.train", "--set", "drafter.correction.name=atention"], ["atention", "attention"]),
+        (["treedraft.train", "--set", "train.steps=0"], ["train.steps", "0"]),
+        (["treedraft.train", "--set", "nonsense"], ["KEY=VALUE"]),
+        (["treedraft.train", "--config", "nowhere.toml"], ["nowhere.toml"]),
+        (["treedraft.bench", "tre"], ["tre", "tree"]),
+        (["treedraft.data", "show", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    one_sentence(run(*arguments, runs=tmp_path), *words)
+    assert not any(tmp_path.rglob("*.*")), "nothing half-written"
+
+
+def test_malformed_files_name_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('question = "x"\n[train\n')
+    one_sentence(run("treedraft.ablate", "--grid", str(tmp_path / "bad.toml"), runs=tmp_path / "runs"), "bad.toml", "line 2")
+    (tmp_path / "bad.jsonl").write_text('{"turns": ["fine"]}\n{"turns": [}\n')
+    one_sentence(
+        run("treedraft.decode", "--target", "tiny", "--prompts", str(tmp_path / "bad.jsonl"), runs=tmp_path / "runs"), "bad.jsonl:2"
+    )
+
+
+def test_damaged_drafter_and_long_prompt(smoke: Path, tmp_path: Path) -> None:
+    trained = next((smoke / "train").glob("*causal-attention*/drafter"))
+    one_sentence(run("treedraft.decode", "--target", "tiny", "--drafter", str(trained), "word " * 400, runs=tmp_path), "context window")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_bytes((trained / "config.json").read_bytes())
+    weights = (trained / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    one_sentence(run("treedraft.decode", "--target", "tiny", "--drafter", str(broken), "hi", runs=tmp_path), "model.safetensors", "damaged")
+
+
+def test_no_network_and_no_cache_says_what_to_run(tmp_path: Path) -> None:
+    offline = {"TREEDRAFT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+    one_sentence(run("treedraft.decode", "hello", runs=tmp_path, **offline), "smollm2")
+
+
+def test_decode_prints_tau_and_identity(smoke: Path, tmp_path: Path) -> None:
+    import json
+
+    trained = next((smoke / "train").glob("*causal-attention*/drafter"))
+    flags = ["--target", "tiny", "--drafter", str(trained), "--compare", "--max-new-tokens", "24"]
+    for temperature in ("0", "1"):
+        result = run("treedraft.decode", *flags, "--temperature", temperature, "--json", "hello there", runs=tmp_path)
+        record = json.loads(result.stdout)
+        assert result.returncode == 0 and record["identical"] is True
+        assert 1 <= record["tau"] <= 6 and record["speedup"] > 0
+    shown = run("treedraft.decode", *flags, "--show-tree", "--depth", "3", "--budget", "8", "hello there", runs=tmp_path)
+    assert "identical to plain decoding" in shown.stdout and "└─" in shown.stdout and "stages:" in shown.stdout
+
+
+def test_second_call_does_nothing_and_prints_the_same(smoke: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for part in ("train", "cells") for path in (smoke / part).rglob("*") if path.is_file()}
+    result = run("treedraft.ablate", "--grid", "smoke", runs=smoke)
+    assert result.returncode == 0 and "causal/attention" in result.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_killed_grid_ends_with_the_same_numbers(smoke: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "TREEDRAFT_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for marker in ("features", "train/*/checkpoint.pt", "cells/*/result.json"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "treedraft.ablate", "--grid", "smoke"], cwd=ROOT, env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while process.poll() is None and not any(tmp_path.glob(marker)):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    result = run("treedraft.ablate", "--grid", "smoke", runs=tmp_path)
+    assert result.returncode == 0, result.stderr
+    columns = ["cell", "tau", "survival", "rounds", "emitted"]
+    import pandas as pd
+
+    first, second = (pd.read_csv(runs / "grids/smoke/smoke.cells.csv")[columns] for runs in (smoke, tmp_path))
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+def test_one_cell_runs_alone_and_failed_cells_do_not_stop_the_others(smoke: Path, tmp_path: Path) -> None:
+    listed = run("treedraft.ablate", "--grid", "smoke", "--dry-run", runs=tmp_path).stdout.splitlines()
+    cell_id = listed[0].split()[1]
+    alone = run("treedraft.ablate", "--grid", "smoke", "--cell", cell_id, runs=tmp_path)
+    assert alone.returncode == 0 and f'"cell": "{cell_id}"' in alone.stdout
+    broken = tmp_path / "train" / listed[-1].split()[1].rsplit("-", 4)[0]
+    again = run("treedraft.ablate", "--grid", "smoke", "--dry-run", runs=tmp_path).stdout.splitlines()
+    assert again[0].startswith("done") and again[-1].startswith("missing"), broken
