@@ -55,7 +55,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.ablate", "--cell", "x"], ["cell", "'x'"]),
         (["treedraft.ablate", "--limit", "0"], ["0"]),
         (["treedraft.ablate", "--grid", "smoke", "--set", "train.stepz=3"], ["stepz", "steps"]),
-        (["treedraft.ablate", "--grid", "smoke", "--set", "drafter.backbone.name=caussal"], ["caussal", "causal"]),
+        (["treedraft.ablate", "--grid", "smoke", "--set", "drafter.context.name=ful"], ["ful", "full"]),
         (["treedraft.train", "--set", "drafter.correction.name=atention"], ["atention", "attention"]),
         (["treedraft.train", "--set", "train.steps=0"], ["train.steps", "0"]),
         (["treedraft.train", "--set", "nonsense"], ["KEY=VALUE"]),

@@ -72,7 +72,12 @@ def test_a_batch_of_ragged_prompts_equals_one_by_one(family: str, kv_heads: int,
 def test_answers_end_with_the_stop_id_or_at_the_cap(target: Target) -> None:
     for temperature in (0.0, 1.0):
         answers = generate(
-            target, ragged_prompts(60, shared=(), longest=9), max_new_tokens=25, temperature=temperature, seeds=range(60), batch_size=16
+            target,
+            ragged_prompts(60, shared=(), longest=9),
+            max_new_tokens=25,
+            temperature=temperature,
+            seeds=range(60),
+            batch_size=16,
         )
         assert all(len(ids) == 25 or ids[-1] in target.eos_token_ids for ids in answers)
         assert not any(token in target.eos_token_ids for ids in answers for token in ids[:-1])
@@ -86,7 +91,9 @@ def test_plain_takes_other_stop_ids_and_nothing_from_a_zero_budget(target: Targe
     assert generate(target, [[1]], max_new_tokens=0, temperature=1.0, seeds=[0], batch_size=1) == [[]]
 
 
-@pytest.mark.parametrize(("prompt", "message"), [([], "empty prompt"), ([1] * 512, "does not fit the context window of 512")])
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "empty prompt"), ([1] * 512, "does not fit the context window of 512")]
+)
 def test_prompts_that_cannot_be_decoded_are_refused(target: Target, prompt: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(target, [[1], prompt], max_new_tokens=3, temperature=0, seeds=[0, 1], batch_size=2)
@@ -98,7 +105,14 @@ def test_prompts_that_cannot_be_decoded_are_refused(target: Target, prompt: list
 
 
 def world(**changes: object) -> Settings:
-    given = {"prompts": "world", "tokens": 900, "temperatures": (1.0, 0.7), "max_new_tokens": 30, "batch_size": 8, "prompts_per_shard": 16}
+    given = {
+        "prompts": "world",
+        "tokens": 900,
+        "temperatures": (1.0, 0.7),
+        "max_new_tokens": 30,
+        "batch_size": 8,
+        "prompts_per_shard": 16,
+    }
     return Settings(**(given | changes))  # pyright: ignore
 
 
@@ -116,13 +130,17 @@ def test_store_is_what_the_target_says(target: Target, made: Path) -> None:
     assert counts["response_tokens"] >= 900
     assert counts["response_tokens"] == sum(len(one.ids) - one.prompt_length for one in store)
     assert counts["prompt_tokens"] == sum(one.prompt_length for one in store)
-    assert counts["sequences"] + sum(n for name, n in counts.items() if "dropped" in name) == 16 * len(store.manifest["shards"])
+    assert counts["sequences"] + sum(n for name, n in counts.items() if "dropped" in name) == 16 * len(
+        store.manifest["shards"]
+    )
     assert store.manifest["counts"] == counts
     assert {one.domain for one in store} == {"math", "code", "chat"}
     assert not any(is_loop(one.ids[one.prompt_length :]) for one in store)
 
 
-def test_a_second_run_makes_the_same_data_and_a_longer_one_extends_it(target: Target, made: Path, tmp_path: Path) -> None:
+def test_a_second_run_makes_the_same_data_and_a_longer_one_extends_it(
+    target: Target, made: Path, tmp_path: Path
+) -> None:
     regenerate(target, world(), tmp_path, command="test")
     shards = sorted(path.name for path in made.glob("shard-*"))
     ids = [one.ids.tolist() for one in TokenStore.open(made)]
@@ -154,7 +172,11 @@ def test_check_refuses_another_target(made: Path) -> None:
 
 
 def test_a_target_is_the_same_in_half_precision() -> None:
-    assert load(dtype=torch.float32).fingerprint() == load(dtype=torch.bfloat16).fingerprint() == load(dtype=torch.float64).fingerprint()
+    assert (
+        load(dtype=torch.float32).fingerprint()
+        == load(dtype=torch.bfloat16).fingerprint()
+        == load(dtype=torch.float64).fingerprint()
+    )
 
 
 def copied(made: Path, folder: Path) -> Path:
@@ -184,7 +206,11 @@ def test_a_damaged_shard_is_named(made: Path, tmp_path: Path, damage: str) -> No
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "manifest.json:1: not valid JSON"), ("[]", "manifest.json: not a token store"), ('{"format": 1}', "field 'provenance'")],
+    [
+        ("{", "manifest.json:1: not valid JSON"),
+        ("[]", "manifest.json: not a token store"),
+        ('{"format": 1}', "field 'provenance'"),
+    ],
 )
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text)

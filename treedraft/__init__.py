@@ -1,6 +1,7 @@
 """Draft trees with causal corrections for lossless speculative decoding.
 
-What users import, loaded at first use: `import treedraft` does not import torch, so `--help` and `--list` answer at once.
+What users import, loaded at first use: `import treedraft` does not import torch, so `--help` and `--list` answer at
+once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`python -m treedraft.ablate --grid core`: train and measure every cell of a grid, then print one table.
 
-Run again after an interruption and only what is missing is done. Tables (Markdown, LaTeX, CSV) and figures go to --output.
+Run again after an interruption and only what is missing is done. Tables (Markdown, LaTeX, CSV) and figures go to
+--output.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _chosen(grid: Grid, arguments: Arguments) -> list[Cell]:
     if arguments.cell not in by_id:
         from treedraft.registry import unknown
 
-        raise ValueError(unknown("cell", arguments.cell, list(by_id)[:3]) + f", ... ({len(by_id)} in all: --dry-run lists them)")
+        known = unknown("cell", arguments.cell, list(by_id)[:3])
+        raise ValueError(f"{known}, ... ({len(by_id)} in all: --dry-run lists them)")
     return [by_id[arguments.cell]]
 
 

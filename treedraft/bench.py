@@ -77,7 +77,7 @@ def _tree() -> int:
     hidden = torch.randn((1, arguments.depth, target.hidden_size), generator=torch.Generator().manual_seed(0))
     anchor = torch.tensor([5])
     with torch.no_grad():
-        scorer = _Counting(drafter.scorer(hidden))
+        scorer: Any = _Counting(drafter.scorer(hidden))
         heap_tree = heap_build(5, scorer, **size)
         heap_calls, heap_lanes = scorer.calls, scorer.lanes
         scorer.calls = scorer.lanes = 0
@@ -89,9 +89,11 @@ def _tree() -> int:
             repeats=arguments.repeats,
         )
     record = {
-        "benchmark": "tree", "correction": arguments.correction, **size, "identical": torch.equal(heap_tree.tokens, fast_tree.tokens),
+        "benchmark": "tree", "correction": arguments.correction, **size,
+        "identical": torch.equal(heap_tree.tokens, fast_tree.tokens),
         "heap_ms": heap * 1e3, "batched_ms": fast * 1e3, "ratio": heap / fast,
-        "heap_calls": heap_calls, "heap_corrections": heap_lanes, "batched_calls": fast_calls, "batched_corrections": fast_lanes,
+        "heap_calls": heap_calls, "heap_corrections": heap_lanes,
+        "batched_calls": fast_calls, "batched_corrections": fast_lanes,
     }  # fmt: skip
     print(f"conditional tree, {arguments.correction} correction, smollm2-135m shapes: {size}")
     print(f"  heap     {heap * 1e3:7.1f} ms   {heap_calls} calls, {heap_lanes} corrections")
@@ -134,13 +136,15 @@ def _train() -> int:
         arguments.correction, arguments.draft_vocab_size, num_layers=arguments.layers, backbone=arguments.backbone
     )
     rng = np.random.default_rng(0)
-    ids = [rng.integers(0, arguments.draft_vocab_size, arguments.length).astype(np.uint16) for _ in range(2 * arguments.sequences)]
+    size, length = arguments.draft_vocab_size, arguments.length
+    ids = [rng.integers(0, size, length).astype(np.uint16) for _ in range(2 * arguments.sequences)]
     sequences = Sequences(ids=ids, prompt_lengths=np.full(len(ids), 32), digest="random")
     config = TrainConfig(steps=1000, sequences=arguments.sequences, anchors=arguments.anchors)
     with tempfile.TemporaryDirectory() as folder:
         features = FeatureCache(Path(folder), target, sequences, limit_gb=4)
         features.fill()
-        trainer = Trainer(drafter=drafter.requires_grad_(True), target=target, features=features, config=config, folder=Path(folder))
+        drafter.requires_grad_(True)
+        trainer = Trainer(drafter=drafter, target=target, features=features, config=config, folder=Path(folder))
         with FlopCounterMode(display=False) as counter:
             trainer._advance()
         flops = counter.get_total_flops()
@@ -148,16 +152,21 @@ def _train() -> int:
     rate = _matmul_rate()
     blocks = arguments.sequences * arguments.anchors
     share = flops / step / rate
-    print(f"train, {arguments.backbone}/{arguments.correction}, smollm2-135m shapes, {arguments.layers} layers, {blocks} blocks of 16 a step")
+    print(f"train, {arguments.backbone}/{arguments.correction}, smollm2-135m shapes, "
+          f"{arguments.layers} layers, {blocks} blocks of 16 a step")  # fmt: skip
     print(f"  {blocks / step:8.1f} blocks/s   {step * 1e3:.0f} ms a step, {flops / 1e9:.1f} GFLOP")
-    print(f"  {share:8.1%} of this machine's {rate / 1e9:.0f} GFLOP/s (float32 products, {torch.get_num_threads()} threads)")
-    record = {"benchmark": "train", "backbone": arguments.backbone, "correction": arguments.correction, "blocks_per_second": blocks / step,
-              "gflop_per_step": flops / 1e9, "matmul_gflops": rate / 1e9, "share": share}  # fmt: skip
+    threads = torch.get_num_threads()
+    print(f"  {share:8.1%} of this machine's {rate / 1e9:.0f} GFLOP/s (float32 products, {threads} threads)")
+    record = {"benchmark": "train", "backbone": arguments.backbone, "correction": arguments.correction,
+              "blocks_per_second": blocks / step, "gflop_per_step": flops / 1e9, "matmul_gflops": rate / 1e9,
+              "share": share}  # fmt: skip
     return _finish(record, arguments.output)
 
 
-def _smollm2_shaped(correction: str, draft_vocab_size: int, *, num_layers: int, backbone: str = "causal") -> tuple[Target, Drafter]:
-    """A shallow random model with SmolLM2-135M's widths and vocabulary, and a drafter for it whose correction does something."""
+def _smollm2_shaped(
+    correction: str, draft_vocab_size: int, *, num_layers: int, backbone: str = "causal"
+) -> tuple[Target, Drafter]:
+    """A shallow random model of SmolLM2-135M's widths and vocabulary, and a drafter whose correction does something."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -168,13 +177,19 @@ def _smollm2_shaped(correction: str, draft_vocab_size: int, *, num_layers: int, 
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=7, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=49152, hidden_size=576, intermediate_size=1536,
+        num_hidden_layers=7, num_attention_heads=9, num_key_value_heads=3,
         tie_word_embeddings=True, max_position_embeddings=8192,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    target = Target(name="smollm2-shaped", model=model, tokenizer=byte_tokenizer(49152), mask_token_id=49151, tap_layers=(1, 2, 3, 4, 5))
+    tokenizer = byte_tokenizer(49152)
+    target = Target(
+        name="smollm2-shaped", model=model, tokenizer=tokenizer, mask_token_id=49151, tap_layers=(1, 2, 3, 4, 5)
+    )
     draft = DrafterConfig(
-        backbone={"name": backbone, "num_layers": num_layers}, correction={"name": correction}, draft_vocab_size=draft_vocab_size
+        backbone={"name": backbone, "num_layers": num_layers},
+        correction={"name": correction},
+        draft_vocab_size=draft_vocab_size,
     )
     drafter = Drafter(draft, shape_for(target, draft)).attach(target)
     with torch.no_grad():
@@ -200,7 +215,8 @@ def _interleaved(first: Callable[[], Any], second: Callable[[], Any], *, repeats
     """Median seconds of two things, measured in turn (A B B A)."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(3):
-        first(), second()  # noqa: B018 (warm-up)
+        first()  # warm-up
+        second()
     for repeat in range(repeats):
         order = (0, 1) if repeat % 2 == 0 else (1, 0)
         for which in order:

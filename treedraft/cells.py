@@ -115,11 +115,16 @@ class Workbench:
         from treedraft.evaluate import Trajectory
 
         identity = {"evaluate": canonical(evaluate), "temperature": temperature, "target": self.target.fingerprint()}
-        path = runs_folder() / "trajectories" / f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
+        name = f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
+        path = runs_folder() / "trajectories" / name
         if not path.is_file():
             prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
             recorded = record(
-                self.target, prompts, temperature=temperature, seeds=evaluate.seeds, max_new_tokens=evaluate.max_new_tokens
+                self.target,
+                prompts,
+                temperature=temperature,
+                seeds=evaluate.seeds,
+                max_new_tokens=evaluate.max_new_tokens,
             )
             files.write_json(path, [{**asdict(item), "ids": item.ids.tolist()} for item in recorded])
         return [Trajectory(**{**item, "ids": np.array(item["ids"])}) for item in files.read_json(path)]
@@ -134,7 +139,7 @@ def new_drafter(target: Target, config: DrafterConfig, features: FeatureCache, *
 
 
 def draft_vocabulary(features: FeatureCache, target: Target, size: int) -> torch.Tensor:
-    """The `size` most frequent response tokens, ascending ids [V']; end-of-text always, ties and gaps filled by lowest id."""
+    """The `size` most frequent response tokens, ascending ids [V']; end-of-text always, ties and gaps by lowest id."""
     counts = np.zeros(target.vocab_size, dtype=np.int64)
     for ids, prompt_length in zip(features.sequences.ids, features.sequences.prompt_lengths, strict=True):
         np.add.at(counts, ids[prompt_length:], 1)
@@ -154,7 +159,9 @@ def _prompt_row(item: Rounds) -> dict[str, Any]:
     }
 
 
-def collect(cells: Sequence[Cell], failures: Mapping[str, str], name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def collect(
+    cells: Sequence[Cell], failures: Mapping[str, str], name: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of <grid>.cells.csv and <grid>.prompts.csv for the cells that are done or failed."""
     cell_rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
@@ -162,10 +169,12 @@ def collect(cells: Sequence[Cell], failures: Mapping[str, str], name: str) -> tu
         decode, arm = cell.decode, cell.arm
         setting = {"mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature}
         shared = {"cell": cell.cell_id, "label": arm.label, "train_seed": arm.train.seed, **setting}
-        row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget, "scorer": decode.scorer,
-                               "target": arm.target, "trained_depth": arm.drafter.depth}  # fmt: skip
+        row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget,
+                               "scorer": decode.scorer, "target": arm.target,
+                               "trained_depth": arm.drafter.depth}  # fmt: skip
         if is_done(cell_folder(cell)):
-            result, trained = files.read_json(cell_folder(cell) / "result.json"), files.read_json(train_folder(arm) / "result.json")
+            result = files.read_json(cell_folder(cell) / "result.json")
+            trained = files.read_json(train_folder(arm) / "result.json")
             row |= _result_columns(result, trained)
             prompt_rows += [{**shared, **item} for item in files.read_json(cell_folder(cell) / "prompts.json")]
         elif cell.cell_id in failures:
@@ -176,7 +185,9 @@ def collect(cells: Sequence[Cell], failures: Mapping[str, str], name: str) -> tu
     return cell_rows, prompt_rows
 
 
-def write_rows(folder: Path, grid: Grid, cell_rows: Sequence[Mapping[str, Any]], prompt_rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rows(
+    folder: Path, grid: Grid, cell_rows: Sequence[Mapping[str, Any]], prompt_rows: Sequence[Mapping[str, Any]]
+) -> None:
     """The three files that reports are made from: GRID.cells.csv, GRID.prompts.csv and GRID.json."""
     import pandas as pd
 
@@ -195,7 +206,8 @@ def write_rows(folder: Path, grid: Grid, cell_rows: Sequence[Mapping[str, Any]],
 
 
 def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    plain = ("tau", "tau_macro", "prompts", "decodings", "rounds", "rounds_cut", "emitted", "mean_nodes", "hardware", "commit")
+    counts = ("prompts", "decodings", "rounds", "rounds_cut", "emitted", "mean_nodes")
+    plain = ("tau", "tau_macro", *counts, "hardware", "commit")
     return {
         **{name: result[name] for name in plain},
         **{f"tau_{domain}": value for domain, value in result["tau_by_domain"].items()},

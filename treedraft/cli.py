@@ -1,4 +1,4 @@
-"""How every command starts and fails: flags from one dataclass, and one sentence with a non-zero exit for whatever goes wrong."""
+"""How every command starts and fails: flags from one dataclass, and one sentence with a non-zero exit for an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
 
 def run_cli(main: Callable[[], object]) -> None:
-    """Run `main` and exit: with its code (None is 0), 2 after a user error, 130 after Ctrl-C, 1 if the reader went away.
+    """Run `main` and exit: with its code (None is 0), 2 after a user error, 130 after Ctrl-C, 1 if the reader left.
 
     Any other exception is a mistake of ours and keeps its traceback.
     """

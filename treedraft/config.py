@@ -1,7 +1,7 @@
 """What can be chosen, as frozen dataclasses read from TOML: unknown keys are refused, resolved fields hash to a name.
 
-A component (backbone, context, correction) is a table with a `name`; its other keys are that component's own options and
-are checked by its `Config`. No torch here: identities can be listed at once.
+A component (backbone, context, correction) is a table with a `name`; its other keys are that component's own options
+and are checked by its `Config`. No torch here: identities can be listed at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _positive(owner: str, **values: float | None) -> None:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterConfig:
-    """A point of the grid. `block_size` counts slots, anchor included; None means the target's or everything there is."""
+    """A point of the grid. `block_size` counts slots, anchor included; None means the target's or all there is."""
 
     backbone: Component = field(default_factory=lambda: {"name": "causal"})
     context: Component = field(default_factory=lambda: {"name": "full"})
@@ -64,8 +64,8 @@ class DrafterConfig:
 class TrainConfig:
     """One training run. A step takes `sequences` trajectories with `anchors` blocks each.
 
-    `decay` is gamma of exp(-(k - 1) / gamma) over draft positions k, None for uniform weights. `micro_batches` splits a step's
-    sequences without changing its gradient. `init` is a drafter folder to go on from.
+    `decay` is gamma of exp(-(k - 1) / gamma) over draft positions k, None for uniform weights. `micro_batches` splits a
+    step's sequences without changing its gradient. `init` is a drafter folder to go on from.
     """
 
     objective: Literal["ce", "forward_kl", "dspark"] = "forward_kl"
@@ -90,7 +90,8 @@ class TrainConfig:
             learning_rate=self.learning_rate, clip=self.clip, decay=self.decay, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
         if self.sequences % self.micro_batches:
-            raise ValueError(f"train.sequences {self.sequences} does not divide into train.micro_batches {self.micro_batches}")
+            parts = f"train.micro_batches {self.micro_batches}"
+            raise ValueError(f"train.sequences {self.sequences} does not divide into {parts}")
 
 
 @with_config(_STRICT)
@@ -133,7 +134,7 @@ def _temperature(owner: str, value: float) -> None:
 
 
 def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Config:
-    """A config dataclass from plain values; ValueError names the place, the key, the offending value and what is wrong."""
+    """A config dataclass from plain values; ValueError names the place, the key, the value and what is wrong."""
     known = list(getattr(kind, "__dataclass_fields__", {}))
     for key in values:
         # Here, not left to pydantic, which lets unknown keys of a component's plain dataclass pass.

@@ -1,4 +1,4 @@
-"""`python -m treedraft.decode --tree --depth 23 "Write a haiku."`: decode with a trained drafter and say how it went."""
+"""`python -m treedraft.decode --tree --depth 23 "Write a haiku."`: decode with a drafter and say how it went."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from treedraft.cli import parse_arguments, run_cli
 from treedraft.config import DecodeConfig
 
 if TYPE_CHECKING:
+    from tyro.conf import Positional
+
     from treedraft.drafter import Drafter
     from treedraft.speculate import Generation
     from treedraft.targets.hf import Target
-
-try:
-    from tyro.conf import Positional
-except ModuleNotFoundError:  # the annotation alone needs it
-    Positional = Annotated[Any, None]  # type: ignore[assignment, misc]
+else:
+    try:
+        from tyro.conf import Positional
+    except ModuleNotFoundError:  # the annotation alone needs it
+        Positional = Annotated[Any, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +139,30 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
     return target, load_drafter(arguments.drafter, target=target)
 
 
-def _decode_one(target: Target, drafter: Drafter, config: DecodeConfig, arguments: Arguments, turns: list[str], record_turn: Any) -> bool:
+def _decode_one(
+    target: Target, drafter: Drafter, config: DecodeConfig, arguments: Arguments, turns: list[str], record_turn: Any
+) -> bool:
     from treedraft import speculate
 
     prompt = target.encode_chat(turns)
-    options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed, "stop": arguments.stop}
+    options: dict[str, Any] = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+        "stop": arguments.stop,
+    }
     stream = None if arguments.json else _Streamer(target)
     result = speculate.generate(target, drafter, prompt, config=config, on_tokens=stream, **options)
-    plain = speculate.generate_plain(target, prompt, temperature=config.temperature, **options) if arguments.compare else None
+    plain = None
+    if arguments.compare:
+        plain = speculate.generate_plain(target, prompt, temperature=config.temperature, **options)
     record = speculate.report(result, plain)
     if record_turn is not None:
         record_turn(result.text)
     if arguments.json:
-        settings = {"target": target.name, "mode": config.mode, "depth": config.depth, "width": config.width, "budget": config.budget,
-                    "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
-        print(json.dumps({"prompt": turns[-1] if record_turn is None else turns[-2], **settings, **record}, ensure_ascii=False), flush=True)
+        settings = {"target": target.name, "mode": config.mode, "depth": config.depth, "width": config.width,
+                    "budget": config.budget, "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
+        line = {"prompt": turns[-1] if record_turn is None else turns[-2], **settings, **record}
+        print(json.dumps(line, ensure_ascii=False), flush=True)
     else:
         print("\n" if result.text else "", flush=True)
         print(_words(record))
@@ -178,16 +189,18 @@ class _Streamer:
 def _words(record: dict[str, Any]) -> str:
     stages = "  ".join(f"{name} {value:.2f} s" for name, value in record["seconds"].items())
     survived = [1.0, *record["survival"]]
-    by_depth = " ".join(f"{after / before:.2f}" for before, after in zip(survived, survived[1:], strict=False) if before)
+    pairs = zip(survived, survived[1:], strict=False)
+    by_depth = " ".join(f"{after / before:.2f}" for before, after in pairs if before)
     lines = [
-        f"tau {record['tau']:.2f}   {record['tokens_per_second']:.1f} tokens/s   {record['tokens']} tokens in {record['rounds']} rounds"
-        f"   ended by {record['finish_reason']}",
+        f"tau {record['tau']:.2f}   {record['tokens_per_second']:.1f} tokens/s   "
+        f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}",
         f"stages: {stages}",
         f"acceptance by depth, of the rounds that got there: {by_depth or 'none'}",
     ]
     if "identical" in record:
         same = "identical to plain decoding" if record["identical"] else "NOT IDENTICAL to plain decoding"
-        lines.append(f"{same}   speed-up {record['speedup']:.2f} x over {record['plain_tokens_per_second']:.1f} tokens/s")
+        plain = f"{record['plain_tokens_per_second']:.1f} tokens/s"
+        lines.append(f"{same}   speed-up {record['speedup']:.2f} x over {plain}")
     return "\n".join(lines)
 
 

@@ -43,8 +43,8 @@ def shape_for(target: Target, config: DrafterConfig) -> Shape:
 class Drafter(nn.Module):
     """Blocks [anchor, MASK, ...] over a remembered prefix -> scores of the tokens that may follow the anchor.
 
-    `d2t` [V'] maps draft-vocabulary columns to target ids, ascending. A drafter works once it is attached to its target,
-    which lends it embedding, head and rotary angles; those are not parameters and are never saved.
+    `d2t` [V'] maps draft-vocabulary columns to target ids, ascending. A drafter works once it is attached to its
+    target, which lends it embedding, head and rotary angles; those are not parameters and are never saved.
     """
 
     d2t: Tensor
@@ -63,7 +63,10 @@ class Drafter(nn.Module):
         self.mask_token_id = -1
 
     def attach(self, target: Target) -> Drafter:
-        """Borrow embedding, head and rotary angles; taps the layers this drafter was trained on. ValueError if it was made for another target."""
+        """Borrow embedding, head and rotary angles; taps the layers this drafter was trained on.
+
+        ValueError if it was made for another target.
+        """
         made_for = self.provenance.get("target")
         if made_for and made_for["fingerprint"] != target.fingerprint():
             raise ValueError(
@@ -73,7 +76,9 @@ class Drafter(nn.Module):
         layers = tuple(self.config.tap_layers or self.provenance.get("tap_layers") or target.default_tap_layers)
         if layers != target.tap_layers:
             target.tap(layers)
-        head_weight = target.head_weight if len(self.d2t) == target.vocab_size else target.head_weight[self.d2t.to(target.device)]
+        head_weight = target.head_weight
+        if len(self.d2t) != target.vocab_size:
+            head_weight = head_weight[self.d2t.to(target.device)]
         self.borrow(target, head_weight)
         return self
 
@@ -106,7 +111,7 @@ class Drafter(nn.Module):
         return self.backbone.remember(features, positions, self.lent.rotary)
 
     def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
-        """Hidden states [S, A, D, H] of the D drafted slots behind anchors at absolute positions [S, A], tokens [S, A]."""
+        """Hidden states [S, A, D, H] of the D drafted slots behind anchors: tokens, absolute positions [S, A]."""
         first = self.config.first_slot
         ids = anchor_tokens.new_full((*anchor_tokens.shape, depth + first), self.mask_token_id)
         ids[..., 0] = anchor_tokens
@@ -119,14 +124,17 @@ class Drafter(nn.Module):
         num_requests, depth = hidden.shape[:2]
         if not conditional or self.config.correction["name"] == "none":
             logits = self.lent.head(hidden)
-            return MarginalScorer(torch.log_softmax(logits.float() if logits.dtype.itemsize < 4 else logits, -1), self.d2t)
+            logits = logits.float() if logits.dtype.itemsize < 4 else logits
+            return MarginalScorer(torch.log_softmax(logits, -1), self.d2t)
         state = self.correction.start(hidden, self.lent)
         return ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
 
     def adopt(self, other: Drafter) -> None:
         """Take over another drafter's weights and draft vocabulary, to train on. ValueError if it has another shape."""
         if (self.config, self.shape) != (other.config, other.shape):
-            raise ValueError("train.init names a drafter of another configuration; backbone, correction and sizes have to agree")
+            raise ValueError(
+                "train.init names a drafter of another configuration; backbone, correction and sizes have to agree"
+            )
         self.load_state_dict(other.state_dict())
         self.d2t.copy_(other.d2t)
         self.lineage = other.provenance.get("training")
@@ -142,7 +150,10 @@ class Drafter(nn.Module):
         """Write model.safetensors, then config.json, each whole or not at all."""
         from safetensors.torch import save_file
 
-        weights = {_stored_name(name): weight.detach().to(dtype or weight.dtype).contiguous() for name, weight in self.state_dict().items()}
+        weights = {
+            _stored_name(name): weight.detach().to(dtype or weight.dtype).contiguous()
+            for name, weight in self.state_dict().items()
+        }
         if len(self.d2t) < self.shape.vocab_size:
             weights["d2t"] = self.d2t.to(torch.int32)
         with files.replacing(folder / "model.safetensors") as path:
@@ -158,7 +169,7 @@ class Drafter(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, target: Target | None = None) -> Drafter:
-        """Load a drafter folder, in float32, attached to `target` if one is given. ValueError names what is missing or damaged."""
+        """Load a drafter folder, in float32, attached to `target` if given. ValueError names what is missing or bad."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -174,14 +185,19 @@ class Drafter(nn.Module):
             raise ValueError(f"{folder / 'model.safetensors'}: missing or damaged ({error})") from error
         d2t = weights.pop("d2t", None)
         config = configs.parse(DrafterConfig, record["drafter"], where=str(folder / "config.json"))
-        drafter = cls(config, configs.parse(Shape, record["shape"], where=str(folder / "config.json")), None if d2t is None else d2t.long())
-        drafter.provenance = {key: value for key, value in record.items() if key not in ("format", "drafter", "shape", "parameters")}
+        shape = configs.parse(Shape, record["shape"], where=str(folder / "config.json"))
+        drafter = cls(config, shape, None if d2t is None else d2t.long())
+        known = ("format", "drafter", "shape", "parameters")
+        drafter.provenance = {key: value for key, value in record.items() if key not in known}
         if d2t is None and drafter.shape.draft_vocab_size < drafter.shape.vocab_size:
-            raise ValueError(f"{folder / 'model.safetensors'}: tensor 'd2t' is missing, the draft vocabulary is reduced")
+            raise ValueError(
+                f"{folder / 'model.safetensors'}: tensor 'd2t' is missing, the draft vocabulary is reduced"
+            )
         named = {_stored_name(name): name for name in drafter.state_dict()}
         if set(named) != set(weights):
             wrong = sorted(set(named) ^ set(weights))[0]
-            raise ValueError(f"{folder / 'model.safetensors'}: tensor {wrong!r} is {'missing' if wrong in named else 'not expected'}")
+            how = "missing" if wrong in named else "not expected"
+            raise ValueError(f"{folder / 'model.safetensors'}: tensor {wrong!r} is {how}")
         try:
             drafter.load_state_dict({named[name]: weight.float() for name, weight in weights.items()})
         except RuntimeError as error:
@@ -191,7 +207,7 @@ class Drafter(nn.Module):
 
 
 class Prefix:
-    """The committed prefix of one request as its drafter sees it; grows by the taps of accepted rows and by nothing else.
+    """The committed prefix of one request as its drafter sees it; grows by the taps of accepted rows and nothing else.
 
     Law: appending in any chunks equals remembering the whole prefix at once; rejected rows leave no trace.
     """
@@ -216,7 +232,10 @@ class Prefix:
     @property
     def memory(self) -> Memory:
         """Views of the rows so far."""
-        return Memory(keys=[keys[:, : self.length] for keys in self._keys], values=[values[:, : self.length] for values in self._values])
+        return Memory(
+            keys=[keys[:, : self.length] for keys in self._keys],
+            values=[values[:, : self.length] for values in self._values],
+        )
 
     def _grow(self, like: Memory, rows: int) -> None:
         self.capacity = max(2 * self.capacity, rows)
@@ -242,7 +261,10 @@ def load_drafter(name: str | None, *, target: Target) -> Drafter:
 
     shipped = shipped_drafters(target.name)
     if name is None and not shipped:
-        raise ValueError(f"no drafter ships for target {target.name!r}: train one with python -m treedraft.train and pass --drafter FOLDER")
+        raise ValueError(
+            f"no drafter ships for target {target.name!r}: "
+            f"train one with python -m treedraft.train and pass --drafter FOLDER"
+        )
     chosen = name or shipped[0]
     if chosen in shipped:
         return Drafter.from_pretrained(assets_folder() / "drafters" / target.name / chosen, target=target)

@@ -1,9 +1,9 @@
 """Measure drafters by replay: the target decodes once, then every drafter is judged along that recorded trajectory.
 
-The target's output does not depend on the drafter (greedy, or seeded sampling with one draw a position), so the accepted
-length of a round is the longest path of the draft tree that the recorded continuation follows. No target forward is
-needed, and the rounds of many prompts run side by side. Exact in float32 and float64: live decoding accepts the same
-lengths, round by round.
+The target's output does not depend on the drafter (greedy, or seeded sampling with one draw a position), so the
+accepted length of a round is the longest path of the draft tree that the recorded continuation follows. No target
+forward is needed, and the rounds of many prompts run side by side. Exact in float32 and float64: live decoding accepts
+the same lengths, round by round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ class Trajectory:
 
 
 def record(
-    target: Target, prompts: Sequence[Prompt], *, temperature: float, seeds: Sequence[int], max_new_tokens: int, batch_size: int = 64
+    target: Target,
+    prompts: Sequence[Prompt],
+    *,
+    temperature: float,
+    seeds: Sequence[int],
+    max_new_tokens: int,
+    batch_size: int = 64,
 ) -> list[Trajectory]:
     """Decode every prompt once a seed (greedy: once), as plain decoding does, in batches."""
     seeds = list(seeds) if temperature > 0 else [0]
@@ -54,7 +60,13 @@ def record(
         batch_size=batch_size,
     )
     return [
-        Trajectory(prompt=prompt.id, domain=prompt.domain, seed=seed, ids=np.array([*ids, *response]), prompt_length=len(ids))
+        Trajectory(
+            prompt=prompt.id,
+            domain=prompt.domain,
+            seed=seed,
+            ids=np.array([*ids, *response]),
+            prompt_length=len(ids),
+        )
         for (prompt, seed, ids), response in zip(requests, responses, strict=True)
     ]
 
@@ -84,7 +96,8 @@ class Replay:
         """The rounds of every trajectory, in order of length. The drafter must be attached to this target."""
         taps = self._taps()
         pairs = zip(self.groups, taps, strict=True)
-        bar = tqdm(pairs, total=len(self.groups), desc="replay", unit="batch", disable=None if progress else True, leave=False)
+        quiet = None if progress else True  # None: shown where stderr is a terminal
+        bar = tqdm(pairs, total=len(self.groups), desc="replay", unit="batch", disable=quiet, leave=False)
         return [rounds for group, features in bar for rounds in _replay_group(drafter, config, group, features)]
 
     def _taps(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Figures of a grid: tau by depth, survival by depth, tau by domain. Colour is the correction, line style the backbone."""
+"""Figures of a grid: tau by depth, survival, tau by domain. Colour is the correction, line style the backbone."""
 
 from __future__ import annotations
 
@@ -133,8 +133,9 @@ def _domains(study: Study) -> Figure:
                 offset = (number - (len(study.domains) - 1) / 2) * 0.6 / max(len(study.domains), 1)
                 bounds = np.array([[found.value - found.low], [found.high - found.value]]).clip(0)
                 axes.errorbar(
-                    [found.value], [row + offset], xerr=bounds, color=colours[number], marker=MARKERS[number % len(MARKERS)],
-                    markersize=5, linestyle="none", elinewidth=1.2, label=domain if not row else None,
+                    [found.value], [row + offset], xerr=bounds, color=colours[number],
+                    marker=MARKERS[number % len(MARKERS)], markersize=5, linestyle="none", elinewidth=1.2,
+                    label=domain if not row else None,
                 )  # fmt: skip
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""A grid file turned into cells with names: what is trained (`train_id`) and how it is decoded (`cell_id`). No torch here.
+"""A grid file turned into named cells: what is trained (`train_id`) and how it is decoded (`cell_id`). No torch here.
 
     question = "..."
     target = "pocket"
@@ -47,7 +47,8 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if (self.count is not None and self.count < 1) or self.max_new_tokens < 1 or not self.seeds:
-            raise ValueError(f"evaluate needs at least one prompt, token and seed, not {self.count}, {self.max_new_tokens}, {self.seeds}")
+            given = f"{self.count}, {self.max_new_tokens}, {self.seeds}"
+            raise ValueError(f"evaluate needs at least one prompt, token and seed, not {given}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,9 @@ class Cell:
     @property
     def cell_id(self) -> str:
         identity = {"train": self.arm.train_id, "decode": canonical(self.decode), "evaluate": canonical(self.evaluate)}
-        decode = self.decode
+        decode, arm = self.decode, self.arm
         setting = f"{decode.mode}-d{decode.depth}-t{decode.temperature:g}"
-        return f"{_slug(self.arm.target)}-{_slug(self.arm.label)}-s{self.arm.train.seed}-{setting}-{short_hash(identity)}"
+        return f"{_slug(arm.target)}-{_slug(arm.label)}-s{arm.train.seed}-{setting}-{short_hash(identity)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,9 @@ def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
 def _labels(drafters: list[DrafterConfig]) -> list[str]:
     """Short names of arms, longer where two different drafters would share one."""
     short = [label_of(drafter) for drafter in drafters]
-    ambiguous = {name for name in short if len({canonical(d) for d, s in zip(drafters, short, strict=True) if s == name}) > 1}
-    return [label_of(d, numbers=True) if s in ambiguous else s for d, s in zip(drafters, short, strict=True)]
+    named = list(zip(drafters, short, strict=True))
+    ambiguous = {name for name in short if len({canonical(d) for d, s in named if s == name}) > 1}
+    return [label_of(d, numbers=True) if s in ambiguous else s for d, s in named]
 
 
 def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:

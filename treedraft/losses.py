@@ -1,4 +1,4 @@
-"""Training objectives, row by row: draft logits [M, V] against the target's token and the target's law over the draft vocabulary.
+"""Training objectives, row by row: draft logits [M, V] against the target's token and its law over draft tokens.
 
 The target's law is softmax of its logits at the draft columns (its tail outside a reduced draft vocabulary is left out,
 as EAGLE-3 does). Rows are weighted and summed by the caller, so that any split of a batch gives the same gradient.

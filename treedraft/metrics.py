@@ -16,7 +16,7 @@ BOOTSTRAP_DRAWS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, tree nodes [R] (root included)."""
+    """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, nodes [R] with the root."""
 
     prompt: str
     domain: str
@@ -85,7 +85,9 @@ def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
     }
 
 
-def _by_prompt(emitted: Sequence[float], rounds: Sequence[float], prompts: Sequence[str], order: Sequence[str]) -> np.ndarray:
+def _by_prompt(
+    emitted: Sequence[float], rounds: Sequence[float], prompts: Sequence[str], order: Sequence[str]
+) -> np.ndarray:
     """[P, 2] sums of emitted tokens and rounds of every prompt, all its seeds together."""
     index = {prompt: place for place, prompt in enumerate(order)}
     sums = np.zeros((len(order), 2))
@@ -107,8 +109,10 @@ def paired_difference(first: Counts, second: Counts, *, draws: int = BOOTSTRAP_D
     return seeded_difference([first], [second], draws=draws, seed=seed)
 
 
-def seeded_difference(first: Sequence[Counts], second: Sequence[Counts], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
-    """The same for arms trained with several seeds: prompts, and with them the training seeds of each arm, are resampled.
+def seeded_difference(
+    first: Sequence[Counts], second: Sequence[Counts], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> Interval:
+    """The same for arms trained with several seeds: prompts, and with them each arm's training seeds, are resampled.
 
     ValueError if the arms were not decoded on the same prompts.
     """
@@ -121,7 +125,8 @@ def seeded_difference(first: Sequence[Counts], second: Sequence[Counts], *, draw
     np.add.at(weights, (np.arange(draws)[:, None], chosen), 1.0)
     drawn, value = np.zeros(draws), 0.0
     for sign, arm in ((1, first), (-1, second)):
-        sums = np.stack([_by_prompt(counts.emitted, counts.rounds, counts.prompts, order) for counts in arm])  # [K, P, 2]
+        by_seed = [_by_prompt(counts.emitted, counts.rounds, counts.prompts, order) for counts in arm]
+        sums = np.stack(by_seed)  # [K, P, 2]
         value += sign * float(np.mean(sums[..., 0].sum(1) / sums[..., 1].sum(1)))
         resampled = np.einsum("bp,kpc->bkc", weights, sums)
         ratios = resampled[..., 0] / resampled[..., 1]

@@ -27,8 +27,9 @@ def uniform(seeds: Tensor | int, positions: Tensor | int) -> Tensor:
 
 
 def draw(logits: Tensor, temperature: float, uniforms: Tensor | None) -> Tensor:
-    """One id per row of `logits` [..., V]: argmax (lowest id on ties) at temperature 0, else the inverse CDF at `uniforms` [...].
+    """One id per row of `logits` [..., V].
 
+    At temperature 0 argmax (lowest id on ties), else the inverse CDF at `uniforms` [...].
     Works in float64, so that a shift of one rounding error in the logits almost never moves a draw.
     """
     if temperature == 0:

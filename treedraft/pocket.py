@@ -1,4 +1,4 @@
-"""Train `pocket`, the embedded target: `python -m treedraft.pocket train`. Everything it learns is the procedural world."""
+"""Train `pocket`, the embedded target: `python -m treedraft.pocket train`. All it learns is the procedural world."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelConfig:
 class TrainConfig:
     """One training run. The result depends on every field but `output`, `install`, `threads` and the `*_every`."""
 
-    steps: int = 1600
+    steps: int = 2900
     """Optimiser steps of about `step_tokens` tokens each."""
     output: Path = Path("runs/pocket")
     """Folder of the checkpoint, metrics.jsonl and the finished model; a rerun goes on from the checkpoint."""
@@ -45,7 +45,7 @@ class TrainConfig:
     threads: int = 1
     checkpoint_every: int = 200
     evaluate_every: int = 500
-    step_tokens: int = 4096
+    step_tokens: int = 2048
     batch_tokens: int = 2048
     """Padded tokens in one forward; a step accumulates several."""
     matrix_lr: float = 8e-3
@@ -58,7 +58,7 @@ class TrainConfig:
     """Share of the steps after which the learning rate falls linearly to 0."""
     long_from: float = 0.5
     """Share of the steps after which documents of up to 1,500 tokens are mixed in."""
-    long_share: float = 0.05
+    long_share: float = 0.02
     """Share of the documents that are long from then on."""
     user_weight: float = 0.25
     """Loss weight of a token of the user's text; an answer's weighs 1."""

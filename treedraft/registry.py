@@ -1,4 +1,4 @@
-"""A component is a file: `corrections/markov.py` is the correction called "markov". Names are listed without importing any."""
+"""A component is a file: `corrections/markov.py` is the correction "markov". Names are listed without importing any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(seam: str, *, exclude: frozenset[str] = frozenset()) -> list[str]:
 
 
 def load(seam: str, name: str) -> ModuleType:
-    """The module of a component: a file of the folder, or any dotted path. ValueError with a suggestion if there is none."""
+    """The module of a component: a file of the folder, or a dotted path. ValueError with a suggestion if not."""
     if "." in name:
         try:
             return importlib.import_module(name)

@@ -3,8 +3,8 @@
 `python -m treedraft.report` regenerates every report of a folder and the tables between markers in README.md and
 ablations/README.md, so that no number is typed by hand; `--check` only says what would change.
 
-Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png, <grid>-survival.png,
-<grid>-domains.png.
+Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
+<grid>-survival.png, <grid>-domains.png.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bootstrap:
         self._picked: dict[tuple[int, ...], list[np.ndarray]] = {}
 
     def ratios(self, sums: np.ndarray) -> np.ndarray:
-        """Tau [draws, K] of every resample from sums [K, P, 2] of emitted tokens and rounds; nan where no round was drawn."""
+        """Tau [draws, K] of every resample from sums [K, P, 2] of emitted tokens and rounds; nan without rounds."""
         num_seeds, num_prompts, _ = sums.shape
         drawn = self.weights @ sums.transpose(1, 0, 2).reshape(num_prompts, -1)
         emitted, rounds = np.moveaxis(drawn.reshape(-1, num_seeds, 2), -1, 0)
@@ -231,7 +231,8 @@ class Study:
         cells = self.cells if temperature is None else self.cells[self.cells.temperature == temperature]
         prompts, seeds = _span(cells.prompts), _span((cells.decodings / cells.prompts).round())
         targets = ", ".join(dict.fromkeys(self.cells.target.astype(str)))
-        return f"n = {prompts} prompts x {seeds} sampling seed{'' if seeds == '1' else 's'}, target {targets}; {self.hardware}; commit {self.commit}"
+        size = f"n = {prompts} prompts x {seeds} sampling seed{'' if seeds == '1' else 's'}"
+        return f"{size}, target {targets}; {self.hardware}; commit {self.commit}"
 
 
 def load_study(folder: Path, grid: str) -> Study:
@@ -432,7 +433,8 @@ class Table:
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             table = RichTable(
-                title=title if not number else None, caption=self.caption if last else None, title_justify="left", caption_justify="left",
+                title=title if not number else None, caption=self.caption if last else None,
+                title_justify="left", caption_justify="left",
                 box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
             )  # fmt: skip
             shown: str | None = None
@@ -453,7 +455,10 @@ def tau_table(study: Study, temperature: float) -> Table:
     rows = [[label, *(_tau(study.arm(label, temperature, *column)) for column in columns)] for label in study.labels]
     several = any(len(arm.taus) > 1 for arm in study.arms.values())
     spread = "; ± is half the range over training seeds" if several else ""
-    caption = f"tau (emitted tokens a round) by mode and decode depth at temperature {temperature:g}{_trained(study)}{spread}; {study.source(temperature)}."
+    caption = (
+        f"tau (emitted tokens a round) by mode and decode depth at temperature {temperature:g}"
+        f"{_trained(study)}{spread}; {study.source(temperature)}."
+    )
     return Table(
         caption=caption, columns=[("", "drafter"), *((mode, str(depth)) for mode, depth in columns)], rows=rows
     )
@@ -479,9 +484,11 @@ def comparison_table(study: Study, temperature: float) -> Table:
         )
     gap = f"{np.median([item.detectable for item in found]):.2f}" if found else "-"
     caption = (
-        f"tau(first) - tau(second) at temperature {temperature:g} with 95 % paired-bootstrap intervals over prompts; a verdict needs an interval without 0 and a gap "
-        f"of {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}; intervals are not corrected for their number; the median gap shown with 80 % power is {gap} tokens; "
-        f"with one training seed a verdict is about two checkpoints, not about two methods; {study.source(temperature)}."
+        f"tau(first) - tau(second) at temperature {temperature:g} with 95 % paired-bootstrap intervals over prompts; "
+        f"a verdict needs an interval without 0 and a gap of {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}; "
+        f"intervals are not corrected for their number; the median gap shown with 80 % power is {gap} tokens; "
+        f"with one training seed a verdict is about two checkpoints, not about two methods; "
+        f"{study.source(temperature)}."
     )
     names = ("first", "second", "mode", "depth", "difference", "verdict", "in domains", "training seeds")
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=4)
@@ -504,7 +511,10 @@ def comparison_matrix(study: Study, temperature: float) -> Table:
                     *(f"{item.difference}{'*' if item.claimed else ' '}" if item else "-" for item in items),
                 ]
             )
-    caption = f"Difference of tau at temperature {temperature:g} with its 95 % interval over prompts; * excludes 0 and is at least {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}"
+    caption = (
+        f"Difference of tau at temperature {temperature:g} with its 95 % interval over prompts; "
+        f"* excludes 0 and is at least {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}"
+    )
     return Table(
         caption=caption, columns=[("", "first - second"), *((mode, str(depth)) for mode, depth in columns)], rows=rows
     )
@@ -520,7 +530,10 @@ def extrapolation_table(study: Study, temperature: float) -> Table | None:
     if len(kept) == 1:
         return None
     heads = [("", "drafter"), *((mode, f"{depth}") for mode, depth in columns)]
-    caption = f"tau at this depth minus tau at the trained depth, temperature {temperature:g}{_trained(study)}, 95 % paired-bootstrap intervals over prompts; {study.source(temperature)}."
+    caption = (
+        f"tau at this depth minus tau at the trained depth, temperature {temperature:g}{_trained(study)}, "
+        f"95 % paired-bootstrap intervals over prompts; {study.source(temperature)}."
+    )
     return Table(
         caption=caption, columns=[heads[place] for place in kept], rows=[[row[place] for place in kept] for row in rows]
     )
@@ -544,7 +557,10 @@ def ratio_table(study: Study) -> Table | None:
         ratios = [_same_drafter(tree, chain, ratio=True) if tree and chain else None for tree, chain in pairs]
         rows.append([label, *(f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" if r else "-" for r in ratios)])
     heads = [(f"T={t:g}" + (f" {mode}" if len(trees) > 1 else ""), f"depth {depth}") for t, mode, depth in columns]
-    caption = f"tau of the tree over tau of the chain by temperature and depth, 95 % paired-bootstrap intervals over prompts; {study.source()}."
+    caption = (
+        f"tau of the tree over tau of the chain by temperature and depth, "
+        f"95 % paired-bootstrap intervals over prompts; {study.source()}."
+    )
     return Table(caption=caption, columns=[("", "drafter"), *heads], rows=rows)
 
 
@@ -556,7 +572,10 @@ def domain_table(study: Study, temperature: float) -> Table:
         arms = [study.at_trained_depth(label, temperature, mode) for mode in modes]
         rows.append([label, *(_tau(arm.domain(name)) if arm else "-" for arm in arms for name in study.domains)])
     columns = [(mode, name) for mode in modes for name in study.domains]
-    caption = f"tau by domain at the trained depth (else the nearest one decoded), temperature {temperature:g}; {study.source(temperature)}."
+    caption = (
+        f"tau by domain at the trained depth (else the nearest one decoded), temperature {temperature:g}; "
+        f"{study.source(temperature)}."
+    )
     return Table(caption=caption, columns=[("", "drafter"), *columns], rows=rows)
 
 
@@ -584,7 +603,10 @@ def training_table(study: Study) -> Table:
         "blocks",
         "seconds",
     )
-    caption = f"Parameters by part, and training, seconds as a mean over seeds; target {study.cells.target.iloc[0]}; {study.hardware}; commit {study.commit}."
+    caption = (
+        f"Parameters by part, and training, seconds as a mean over seeds; target {study.cells.target.iloc[0]}; "
+        f"{study.hardware}; commit {study.commit}."
+    )
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows)
 
 
@@ -626,7 +648,8 @@ def cell_table(study: Study) -> Table:
         "95 % of tau, all seeds",
     )
     caption = (
-        "tau by prompt is the mean of the tau of every decoding; full depth is the share of rounds that accept a draft to its end; nodes are a mean, root included; "
+        "tau by prompt is the mean of the tau of every decoding; "
+        "full depth is the share of rounds that accept a draft to its end; nodes are a mean, root included; "
         f"cut is the share of rounds ended by end-of-text or the cap; {study.source()}."
     )
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=3)
@@ -672,7 +695,7 @@ def _runs(groups: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _split(sizes: Sequence[int], names: int, width: int) -> list[list[int]]:
-    """Columns of each part so that none is wider than `width`, in equal shares; naming columns come first in every one."""
+    """Columns of each part so that none is wider than `width`, in equal shares; naming columns come first in each."""
     fixed, rest = list(range(names)), list(range(names, len(sizes)))
     room = max(width - sum(sizes[:names]), max(sizes[names:], default=1))
     for parts in range(1, len(rest) + 1):
@@ -698,7 +721,7 @@ def write_report(folder: Path, grid: str) -> None:
 
 
 def print_table(folder: Path, grid: str) -> None:
-    """Tau by drafter, mode and depth on stdout, a table a temperature, and the comparisons at the headline temperature."""
+    """Tau by drafter, mode and depth on stdout, a table a temperature, and comparisons at the headline temperature."""
     from rich.console import Console
     from rich.text import Text
 
@@ -734,7 +757,7 @@ TABLES = {
 
 
 def fill_markers(path: Path, folder: Path) -> None:
-    """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`; ValueError names file and line."""
+    """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`. ValueError has file and line."""
     write_text(path, _filled(path, folder))
 
 
@@ -748,7 +771,8 @@ def _filled(path: Path, folder: Path) -> str:
             raise ValueError(f"{line}: unknown table {kind!r}; known: {', '.join(TABLES)}")
         if grid not in known_grids(folder):
             raise ValueError(
-                f"{line}: no results of grid {grid!r} in {str(folder)!r}; known: {', '.join(known_grids(folder)) or 'none'}"
+                f"{line}: no results of grid {grid!r} in {str(folder)!r}; "
+                f"known: {', '.join(known_grids(folder)) or 'none'}"
             )
         study = load_study(folder, grid)
         found = [table for table in TABLES[kind](study) if table] if study.arms else []
@@ -758,7 +782,8 @@ def _filled(path: Path, folder: Path) -> str:
 
 
 def _texts(folder: Path, study: Study) -> dict[Path, str]:
-    headers = f"% Generated by python -m treedraft.report from {study.name}.cells.csv and {study.name}.prompts.csv. Needs booktabs.\n"
+    sources = f"{study.name}.cells.csv and {study.name}.prompts.csv"
+    headers = f"% Generated by python -m treedraft.report from {sources}. Needs booktabs.\n"
     tables = [tau_table(study, temperature).latex() for temperature in study.temperatures]
     return {folder / f"{study.name}.md": _page(study), folder / f"{study.name}.tex": headers + "\n".join(tables)}
 
@@ -766,7 +791,8 @@ def _texts(folder: Path, study: Study) -> dict[Path, str]:
 def _page(study: Study) -> str:
     parts = [f"# {study.name}\n", f"{study.question}\n" if study.question else ""]
     parts.append(
-        f"Generated by `python -m treedraft.report` from [{study.name}.cells.csv]({study.name}.cells.csv) and [{study.name}.prompts.csv]({study.name}.prompts.csv).\n"
+        f"Generated by `python -m treedraft.report` from [{study.name}.cells.csv]({study.name}.cells.csv) "
+        f"and [{study.name}.prompts.csv]({study.name}.prompts.csv).\n"
     )
     if study.arms:
         parts += [_section("tau", [tau_table(study, t) for t in study.temperatures], figure=f"{study.name}-tau.png")]

@@ -52,6 +52,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _processor() -> str:
-    with Path("/proc/cpuinfo").open(encoding="utf-8") if Path("/proc/cpuinfo").exists() else open(os.devnull, encoding="utf-8") as lines:
+    cpuinfo = Path("/proc/cpuinfo")
+    with (cpuinfo if cpuinfo.exists() else Path(os.devnull)).open(encoding="utf-8") as lines:
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()

@@ -1,7 +1,7 @@
 """Live speculative decoding, and plain decoding to hold it against.
 
-A round drafts a block, grows a tree, verifies it in one target forward, accepts a path and commits it. The output is the
-target's own, token for token: greedy, or sampled with noise keyed by seed and position.
+A round drafts a block, grows a tree, verifies it in one target forward, accepts a path and commits it. The output is
+the target's own, token for token: greedy, or sampled with noise keyed by seed and position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ledger:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """What was emitted: ids (the completing token of a stop included), text (cut before a stop string) and how it went."""
+    """What was emitted: ids (with the completing token of a stop), text (cut before a stop string) and how it went."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -82,9 +82,10 @@ class Generation:
 
 
 class Stopper:
-    """Takes tokens one by one and says when to stop: end-of-text, the earliest completed stop string, or the cap, in this order.
+    """Takes tokens one by one and says when to stop: end-of-text, the earliest completed stop string, or the cap.
 
-    The same object cuts plain and speculative decoding, so a block is cut anywhere exactly as single tokens are.
+    They are tried in this order. The same object cuts plain and speculative decoding, so a block is cut anywhere
+    exactly as single tokens are.
     """
 
     def __init__(self, target: Target, *, max_new_tokens: int, stop: Sequence[str] = ()) -> None:
@@ -143,7 +144,9 @@ def generate(
         start = target.prefill(prompt)
         prefix = Prefix(drafter, capacity=len(prompt) + max_new_tokens + config.depth)
         prefix.append(start.taps)
-        anchor = int(choose(start.logits, torch.tensor([-1]), temperature=config.temperature, seed=seed, length=target.length)[0])
+        root = torch.tensor([-1])
+        first = choose(start.logits, root, temperature=config.temperature, seed=seed, length=target.length)
+        anchor = int(first[0])
     stopper.take([anchor])
     while stopper.reason is None and target.length + 1 < target.max_length:
         result.ids = stopper.ids
@@ -203,7 +206,8 @@ def generate_plain(
     with ledger.stage("verify"):
         while stopper.reason is None and (token := next(tokens, None)) is not None:
             stopper.take([token])
-    return Generation(ids=stopper.ids, text=stopper.text, finish_reason=stopper.reason or "context window", seconds=ledger.seconds)
+    reason = stopper.reason or "context window"
+    return Generation(ids=stopper.ids, text=stopper.text, finish_reason=reason, seconds=ledger.seconds)
 
 
 def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`python -m treedraft.train --config FILE.toml --set train.steps=2000`: train one drafter.
 
-The file has tables [drafter], [train] and [data] and a key `target`; without one the defaults train a causal backbone with
-an attention correction. Under torchrun the same command trains on all its processes.
+The file has tables [drafter], [train] and [data] and a key `target`; without one the defaults train a causal backbone
+with an attention correction. Under torchrun the same command trains on all its processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from treedraft.cli import parse_arguments, run_cli
 from treedraft.config import DataConfig, DrafterConfig, TrainConfig, override, parse, parse_settings, read_toml
 from treedraft.grid import Arm, label_of
 
-_DEFAULTS: dict[str, Any] = {"target": "pocket", "drafter": {"backbone": {"name": "causal", "num_layers": 2}, "correction": {"name": "attention"}}}
+_DEFAULTS: dict[str, Any] = {
+    "target": "pocket",
+    "drafter": {"backbone": {"name": "causal", "num_layers": 2}, "correction": {"name": "attention"}},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,9 @@ def main() -> int:
     folder = cells.train_folder(arm)
     counts = "  ".join(f"{part} {count:,}" for part, count in result["parameters"].items())
     print(f"parameters: {counts}")
-    print(f"{result['steps']} steps, {result['blocks']:,} blocks, {result['seconds']:.0f} s: loss {result['loss']:.3f}, "
-          f"agreement {result['agreement']:.3f}, expected tau {result['expected_tau']:.2f}")  # fmt: skip
+    print(f"{result['steps']} steps, {result['blocks']:,} blocks, {result['seconds']:.0f} s: "
+          f"loss {result['loss']:.3f}, agreement {result['agreement']:.3f}, "
+          f"expected tau {result['expected_tau']:.2f}")  # fmt: skip
     print(f"drafter: {folder / 'drafter'}")
     if arguments.export is not None:
         import torch

@@ -1,7 +1,8 @@
 """One trainer for every drafter of the grid.
 
-All blocks of a batch go through one forward; corrections are teacher forced. The loss is a sum over supervised slots divided
-by the sum of their weights over the whole step, ranks and micro-batches included, so any split gives the same gradient.
+All blocks of a batch go through one forward; corrections are teacher forced. The loss is a sum over supervised slots
+divided by the sum of their weights over the whole step, ranks and micro-batches included, so any split gives the same
+gradient.
 A run is a folder: metrics.jsonl, checkpoint.pt, drafter/, and result.json, written last.
 """
 
@@ -15,7 +16,7 @@ import struct
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ class StepSums:
 
 class TrainStep(nn.Module):
     """Batch -> sums of one step; a module so that DDP can wrap it."""
+
+    columns: Tensor
 
     def __init__(self, drafter: Drafter, target: Target, config: TrainConfig) -> None:
         super().__init__()
@@ -92,7 +95,9 @@ class TrainStep(nn.Module):
 class Trainer:
     """One run in one folder; `run` resumes from the last checkpoint and returns what result.json holds."""
 
-    def __init__(self, *, drafter: Drafter, target: Target, features: FeatureCache, config: TrainConfig, folder: Path) -> None:
+    def __init__(
+        self, *, drafter: Drafter, target: Target, features: FeatureCache, config: TrainConfig, folder: Path
+    ) -> None:
         self.drafter, self.target, self.features, self.config, self.folder = drafter, target, features, config, folder
         self.rank, self.world = _join_process_group(target.device)
         self.usable = usable_sequences(features)
@@ -113,7 +118,9 @@ class Trainer:
         self._resume()
         metrics_path = self.folder / "metrics.jsonl"
         begin = time.perf_counter() - self.seconds
-        bar = tqdm(total=self.config.steps, initial=self.step, desc=self.folder.name[:48], unit="step", disable=None if self.rank == 0 else True)
+        quiet = None if self.rank == 0 else True  # None: shown where stderr is a terminal
+        name = self.folder.name[:48]
+        bar = tqdm(total=self.config.steps, initial=self.step, desc=name, unit="step", disable=quiet)
         with bar, metrics_path.open("a", encoding="utf-8") as metrics_file:
             while self.step < self.config.steps:
                 metrics = self._advance()
@@ -157,8 +164,10 @@ class Trainer:
         loss = self._global(torch.stack([part.loss.detach() for part in sums]).sum()) / total_weight
         if self.step % LOG_EVERY and self.step != self.config.steps:
             return {"loss": loss.item(), "expected_tau": float("nan")}
-        matches, runs, valid = (self._global(sum(getattr(part, name) for part in sums)) for name in ("matches", "runs", "valid"))  # pyright: ignore
-        blocks = self._global(sum(part.blocks for part in sums))  # pyright: ignore
+        matches, runs, valid, blocks = (
+            self._global(cast("Tensor", sum(getattr(part, name) for part in sums)))
+            for name in ("matches", "runs", "valid", "blocks")
+        )
         return {
             "step": self.step,
             "loss": loss.item(),
@@ -183,11 +192,18 @@ class Trainer:
         if bool(torch.isfinite(value)):
             return
         broken = [name for name, weight in self.drafter.named_parameters() if not bool(torch.isfinite(weight).all())]
-        broken += [f"{name}.grad" for name, weight in self.drafter.named_parameters() if weight.grad is not None and not bool(torch.isfinite(weight.grad).all())]
-        rows = ~torch.isfinite(batch.taps.float()).all(-1).all(-1) | ~torch.isfinite(batch.teacher.float()).flatten(1).all(-1)
+        broken += [
+            f"{name}.grad"
+            for name, weight in self.drafter.named_parameters()
+            if weight.grad is not None and not bool(torch.isfinite(weight.grad).all())
+        ]
+        rows = ~torch.isfinite(batch.taps.float()).all(-1).all(-1)
+        rows |= ~torch.isfinite(batch.teacher.float()).flatten(1).all(-1)
         samples = batch.samples[rows].tolist() or batch.samples.tolist()
         where = broken[0] if broken else "the features" if bool(rows.any()) else "the logits"
-        raise FloatingPointError(f"{what} is not finite at step {self.step + 1}: first bad tensor {where}, samples {samples[:8]}")
+        raise FloatingPointError(
+            f"{what} is not finite at step {self.step + 1}: first bad tensor {where}, samples {samples[:8]}"
+        )
 
     # -- files ------------------------------------------------------------------------------------------------------
 
@@ -237,10 +253,19 @@ class Trainer:
             **{name: sum(row[name] for row in tail) / len(tail) for name in ("loss", "agreement", "expected_tau")},
         }
         self.drafter.provenance = {
-            "target": {"name": self.target.name, "fingerprint": self.target.fingerprint(), "template": self.target.template_hash()},
+            "target": {
+                "name": self.target.name,
+                "fingerprint": self.target.fingerprint(),
+                "template": self.target.template_hash(),
+            },
             "mask_token_id": self.target.mask_token_id,
             "tap_layers": list(self.target.tap_layers),
-            "training": {**asdict(self.config), "data": self.features.sequences.digest, "blocks": blocks, "before": self.drafter.lineage},
+            "training": {
+                **asdict(self.config),
+                "data": self.features.sequences.digest,
+                "blocks": blocks,
+                "before": self.drafter.lineage,
+            },
         }
         result = {"parameters": self.drafter.parameter_counts(), **summary, **self.drafter.provenance}
         if self.rank == 0:
@@ -251,14 +276,15 @@ class Trainer:
 
 
 def _optimizers(drafter: Drafter, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices that act on hidden states and AdamW for norms, tables and biases."""
+    """AdamW for everything, or Muon for matrices that act on hidden states and AdamW for norms, tables and biases."""
     adamw = {"lr": config.learning_rate, "betas": (0.9, 0.95), "weight_decay": config.weight_decay}
     named = [(name, weight) for name, weight in drafter.named_parameters() if weight.requires_grad]
     if config.optimizer == "adamw":
         return [torch.optim.AdamW([weight for _, weight in named], **adamw)]
     matrices = [weight for name, weight in named if weight.ndim == 2 and "markov" not in name]
     others = [weight for name, weight in named if weight.ndim != 2 or "markov" in name]
-    muon = torch.optim.Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+    rate, decay = config.learning_rate, config.weight_decay
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, torch.optim.AdamW(others, **adamw)]
 
 

@@ -59,7 +59,12 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], visible: Tensor, block_mask: Tensor
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        context: tuple[Tensor, Tensor],
+        visible: Tensor,
+        block_mask: Tensor,
     ) -> Tensor:
         attention, normed = self.self_attn, self.input_layernorm(x)
         queries = attention.queries(normed, *rotary)

@@ -1,4 +1,4 @@
-"""DFlash's context: every committed position's tapped features, fused once, seen by every block that starts after it."""
+"""DFlash's context: every committed position's tapped features, fused once, seen by all blocks that start after it."""
 
 from __future__ import annotations
 

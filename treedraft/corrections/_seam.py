@@ -1,7 +1,8 @@
 """The seam every correction implements, twice: on whole blocks (training) and node by node (trees).
 
 The law: folding `State.step` along a path gives, slot by slot, the logits that `forward` gives under teacher forcing
-with that path's tokens; siblings never leak in; a freshly initialised correction returns the backbone's logits bit for bit.
+with that path's tokens; siblings never leak in; a freshly initialised correction returns the backbone's logits bit for
+bit.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Map = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
-    """The target's frozen parts a drafter works with: `embed` ids [...] -> [..., H], `head` [..., H] -> draft logits [..., V],
-    `rotary` positions [...] -> cosine and sine [..., head_dim]."""
+    """The target's frozen parts a drafter works with: `embed` ids [...] -> [..., H], `head` [..., H] -> draft logits
+    [..., V], `rotary` positions [...] -> cosine and sine [..., head_dim]."""
 
     embed: Map
     head: Map
@@ -29,11 +30,16 @@ class Borrowed:
 class Lanes(Protocol):
     """The nodes that one call corrects, L of them (see trees.scorers.Lanes)."""
 
-    request: Tensor
-    slot: Tensor
-    token: Tensor
-    expansion: Tensor
-    parent: Tensor
+    @property
+    def request(self) -> Tensor: ...
+    @property
+    def slot(self) -> Tensor: ...
+    @property
+    def token(self) -> Tensor: ...
+    @property
+    def expansion(self) -> Tensor: ...
+    @property
+    def parent(self) -> Tensor: ...
 
 
 class State(ABC):

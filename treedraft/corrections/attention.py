@@ -1,9 +1,9 @@
-"""The attention-only correction of JetSpec++: one causal attention over the slots of a branch revises each hidden state.
+"""The attention-only correction of JetSpec++: one causal attention over a branch's slots revises each hidden state.
 
 x_i is the layer's input at slot i: the backbone's hidden state, the embedding of the token before it, their sum, or a
-learned fusion of both. h'_i = h_i + Wo Attn(x_i; x_1..x_i of this branch), then optionally h'_i += MLP(norm(h'_i)), and the
-head gives fresh logits. Wo (and the MLP's down projection) start at zero, so a new layer changes nothing. There is no
-context inside the layer, so positions count from the block's first draft.
+learned fusion of both. h'_i = h_i + Wo Attn(x_i; x_1..x_i of this branch), then optionally h'_i += MLP(norm(h'_i)), and
+the head gives fresh logits. Wo (and the MLP's down projection) start at zero, so a new layer changes nothing. There is
+no context inside the layer, so positions count from the block's first draft.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Config:
 
 @final
 class AttentionState(State):
-    """Keys and values of every expansion, [R * capacity, k, d], and each expansion's branch [R * capacity, D] of rows."""
+    """Keys and values of every expansion, [R * capacity, k, d], and of its branch the rows [R * capacity, D]."""
 
     def __init__(self, layer: Component, hidden: Tensor, borrowed: Borrowed) -> None:
         self.layer, self.hidden, self.borrowed = layer, hidden, borrowed
@@ -36,7 +36,8 @@ class AttentionState(State):
         rows, attention = len(self.hidden) * capacity, self.layer.attn
         self.keys = self.hidden.new_zeros((rows, attention.kv_heads, attention.head_dim))
         self.values = torch.zeros_like(self.keys)
-        # Slots a branch has not reached point at row 0 and are masked. The extra last row is what the root's parent reads.
+        # Slots a branch has not reached point at row 0 and are masked. The extra last row is what the root's parent
+        # reads.
         self.branch = torch.zeros((rows + 1, self.hidden.shape[1]), dtype=torch.int64, device=self.hidden.device)
 
     def step(self, lanes: Lanes) -> Tensor:
@@ -87,7 +88,10 @@ class Component(Correction):
         return AttentionState(self, hidden, borrowed)
 
     def inputs(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed) -> Tensor:
-        """x [..., H] from hidden [..., H] and the tokens before [...]; each part is normalised on its own, since their scales differ."""
+        """x [..., H] from hidden [..., H] and the tokens before [...].
+
+        Each part is normalised on its own, since their scales differ.
+        """
         parts = []
         if self.config.inputs != "parent":
             parts.append(rms_norm(hidden, self.eps))

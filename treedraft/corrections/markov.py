@@ -46,13 +46,17 @@ class MarkovState(State):
             embedded = self.head.gate(self.hidden[lanes.request, lanes.slot], embedded)
         elif self.head.config.variant == "rnn":
             state = self.memory[lanes.parent]
-            embedded, self.memory[lanes.expansion] = self.head.recur(state, embedded, self.hidden[lanes.request, lanes.slot])
+            hidden = self.hidden[lanes.request, lanes.slot]
+            embedded, self.memory[lanes.expansion] = self.head.recur(state, embedded, hidden)
         return self.base_logits[lanes.request, lanes.slot] + self.head.markov_w2(embedded)
 
 
 @final
 class Component(Correction):
-    """Shapes as stored by DSpark: markov_w1 [V, r], markov_w2 [V', r]; gate_proj reads [hidden, e], joint_proj [state, e, hidden]."""
+    """Shapes as stored by DSpark: markov_w1 [V, r], markov_w2 [V', r].
+
+    gate_proj reads [hidden, e], joint_proj [state, e, hidden].
+    """
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__()

@@ -109,14 +109,17 @@ def _show(options: Show) -> None:
         index = number * len(store) // min(options.samples, len(store))
         conversation = store[index]
         text = target.tokenizer.decode(conversation.ids)
-        print(f"\n--- {index}: {conversation.domain}, {conversation.prompt_length} + {len(conversation.ids) - conversation.prompt_length} tokens\n{text}")
+        prompt, response = conversation.prompt_length, len(conversation.ids) - conversation.prompt_length
+        print(f"\n--- {index}: {conversation.domain}, {prompt} + {response} tokens\n{text}")
 
 
 def _summary(counts: dict[str, int]) -> str:
-    dropped = ", ".join(f"{name.removeprefix('dropped_')} {count}" for name, count in counts.items() if name.startswith("dropped_"))
+    dropped = ", ".join(
+        f"{name.removeprefix('dropped_')} {count}" for name, count in counts.items() if name.startswith("dropped_")
+    )
     return (
-        f"{counts['sequences']:,} conversations, {counts['prompt_tokens']:,} prompt and {counts['response_tokens']:,} response tokens; "
-        f"dropped: {dropped}"
+        f"{counts['sequences']:,} conversations, {counts['prompt_tokens']:,} prompt "
+        f"and {counts['response_tokens']:,} response tokens; dropped: {dropped}"
     )
 
 

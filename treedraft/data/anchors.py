@@ -18,9 +18,9 @@ _GROUP = 8  # steps that share one draw of sequences, sorted by length and cut: 
 class Batch:
     """S sequences with A blocks of D drafts each.
 
-    ids [S, T] right padded, taps [S, T, C] float16, anchors [S, A] absolute positions, previous and labels [S, A, D] (the token
-    before and at each drafted position), teacher [S, A, D, H] float16 (the target's last hidden state before each label),
-    valid [S, A, D] (the label lies inside the sequence), samples [S] sequence numbers.
+    ids [S, T] right padded, taps [S, T, C] float16, anchors [S, A] absolute positions, previous and labels [S, A, D]
+    (the token before and at each drafted position), teacher [S, A, D, H] float16 (the target's last hidden state before
+    each label), valid [S, A, D] (the label lies inside the sequence), samples [S] sequence numbers.
     """
 
     ids: Tensor
@@ -50,7 +50,7 @@ def usable_sequences(features: FeatureCache) -> np.ndarray:
 
 
 def batch_for_step(features: FeatureCache, usable: np.ndarray, config: TrainConfig, depth: int, step: int) -> Batch:
-    """The batch of one optimiser step: sequences drawn without replacement per group of steps, anchors uniform in the response."""
+    """The batch of one optimiser step: sequences without replacement per group of steps, anchors uniform in answers."""
     group = np.random.default_rng([config.seed, step // _GROUP, 0])
     wanted = config.sequences * _GROUP
     drawn = group.choice(usable, size=wanted, replace=wanted > len(usable))
@@ -60,7 +60,9 @@ def batch_for_step(features: FeatureCache, usable: np.ndarray, config: TrainConf
     return _assemble(features, samples, config, depth, np.random.default_rng([config.seed, step, 1]))
 
 
-def _assemble(features: FeatureCache, samples: np.ndarray, config: TrainConfig, depth: int, rng: np.random.Generator) -> Batch:
+def _assemble(
+    features: FeatureCache, samples: np.ndarray, config: TrainConfig, depth: int, rng: np.random.Generator
+) -> Batch:
     all_ids, prompt_lengths = features.sequences.ids, features.sequences.prompt_lengths
     lengths = np.array([len(all_ids[i]) for i in samples])
     num_taps = features.width - features.target.hidden_size
@@ -70,7 +72,7 @@ def _assemble(features: FeatureCache, samples: np.ndarray, config: TrainConfig, 
     for row, index in enumerate(samples):
         ids[row, : lengths[row]] = all_ids[index]
         rows[row, : lengths[row]] = features.rows(int(index))
-        candidates = np.arange(prompt_lengths[index], lengths[row] - 1)
+        candidates = np.arange(int(prompt_lengths[index]), int(lengths[row]) - 1)
         chosen = rng.permutation(candidates)[: config.anchors]
         # Blocks beyond the number of positions sit at the last token, where no label is valid.
         anchors[row] = np.concatenate([np.sort(chosen), np.full(config.anchors - len(chosen), lengths[row] - 1)])

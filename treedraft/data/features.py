@@ -1,8 +1,8 @@
 """Tapped features of training sequences, computed once and shared by every cell of a grid.
 
-One file holds `CHUNK` consecutive sequences, float16 [rows, C + H]: taps, then the post-norm last hidden state whose head
-gives the target's law. Chunks appear by rename and carry a checksum, so a stopped fill goes on where it was and a damaged
-chunk is computed again.
+One file holds `CHUNK` consecutive sequences, float16 [rows, C + H]: taps, then the post-norm last hidden state whose
+head gives the target's law. Chunks appear by rename and carry a checksum, so a stopped fill goes on where it was and a
+damaged chunk is computed again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class FeatureCache:
         bytes_up_to = np.cumsum(lengths) * self.width * 2
         fitting = int(np.searchsorted(bytes_up_to, limit_gb * 1e9, side="right"))
         if fitting == 0:
-            raise ValueError(f"a feature cache of {limit_gb} GB holds not one sequence ({bytes_up_to[0] / 1e9:.3f} GB); raise --cache-gb")
+            first = f"({bytes_up_to[0] / 1e9:.3f} GB)"
+            raise ValueError(f"a feature cache of {limit_gb} GB holds not one sequence {first}; raise --cache-gb")
         self.num_sequences = fitting
         self.num_bytes = int(bytes_up_to[fitting - 1])
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -73,7 +74,8 @@ class FeatureCache:
 
     def fill(self) -> None:
         """Compute every chunk that is missing or fails its checksum, then open all of them."""
-        files.write_json(self.folder / "manifest.json", {"width": self.width, "sequences": self.sequences.digest, "chunk": CHUNK})
+        manifest = {"width": self.width, "sequences": self.sequences.digest, "chunk": CHUNK}
+        files.write_json(self.folder / "manifest.json", manifest)
         chunks = range(0, self.num_sequences, CHUNK)
         missing = [first for first in chunks if not self._open(first)]
         for first in tqdm(missing, desc="features", unit="chunk", disable=None if len(missing) > 1 else True):
@@ -118,12 +120,13 @@ class FeatureCache:
                 offset = self.starts[first + i] - self.starts[first]
                 kept = values[row, : len(ids[i])]
                 if not bool((kept.abs() <= _LARGEST_HALF).all()):
-                    raise ValueError(f"features of sequence {first + i} overflow float16 or are not finite; they cannot be cached")
+                    what = f"features of sequence {first + i}"
+                    raise ValueError(f"{what} overflow float16 or are not finite; they cannot be cached")
                 out[offset : offset + len(ids[i])] = kept.numpy()
         path = self._path(first)
         with files.replacing(path) as temporary:
             np.save(temporary, out)
-        files.write_json(path.with_suffix(".json"), {"crc32": zlib.crc32(out.view(np.uint8).reshape(-1))})
+        files.write_json(path.with_suffix(".json"), {"crc32": zlib.crc32(out.view(np.uint8).reshape(-1).data)})
 
 
 def _by_length(ids: Sequence[Any], *, rows_at_once: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Training text for a target, found or made: a folder the user names, what ships, or the target's answers to the world."""
+"""Training text for a target, found or made: a named folder, what ships, or the target's answers to the world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _WORLD_TARGETS = ("pocket", "tiny")
 
 
 def training_sequences(target: Target, config: DataConfig, *, folder: str | None = None) -> Sequences:
-    """The first `config.tokens` response tokens of the target's training store. ValueError if there is none, or it is another target's."""
+    """The first `config.tokens` response tokens of the target's training store.
+
+    ValueError if there is none, or it is another target's.
+    """
     store = _store(target, config, folder)
     store.check(target)
     ids, prompt_lengths, num_tokens = [], [], 0
@@ -53,7 +56,8 @@ def _world_store(target: Target, config: DataConfig) -> TokenStore:
     from treedraft.data.regenerate import Settings, regenerate
 
     if config.tokens is None:
-        raise ValueError(f"data.tokens is not set: the world has no end, so say how many tokens {target.name} shall answer")
+        missing = "data.tokens is not set: the world has no end"
+        raise ValueError(f"{missing}, so say how many tokens {target.name} shall answer")
     settings = Settings(
         prompts="world",
         tokens=config.tokens,

@@ -68,8 +68,8 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
     source = _SOURCES.get(settings.prompts, _jsonl)
     provenance = _provenance(target, settings)
     shards = _resume(folder, provenance)
-    seen = known_prompt_texts()
-    evaluation = frozenset(seen)
+    evaluation = frozenset(known_prompt_texts())
+    seen: set[str] = set()
     for conversation in TokenStore.open(folder) if shards else ():
         seen.add(_key(target, conversation.ids[: conversation.prompt_length]))
     done = sum(shard["response_tokens"] for shard in shards)
@@ -80,9 +80,13 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
         _set(bar, done)
         asked = source(target, settings, range(first, first + settings.prompts_per_shard))
         if not asked:
-            log.warning("%s has no more prompts: %d of %d response tokens made", settings.prompts, done, settings.tokens)
+            log.warning(
+                "%s has no more prompts: %d of %d response tokens made", settings.prompts, done, settings.tokens
+            )
             break
-        conversations, dropped = _answer(target, settings, asked, seen, evaluation, bar.update if bar is not None else None)
+        conversations, dropped = _answer(
+            target, settings, asked, seen, evaluation, bar.update if bar is not None else None
+        )
         seconds = time.monotonic() - start
         entry = tokens.write_shard(
             folder,
@@ -98,7 +102,8 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
         done += entry["response_tokens"]
         log.info(
             "shard %d: %d answers, %d tokens in %.0f s (%.0f tokens/s); %d of %d tokens, dropped %s",
-            index, entry["sequences"], entry["response_tokens"], seconds, entry["response_tokens"] / seconds, done, settings.tokens, dict(dropped),
+            index, entry["sequences"], entry["response_tokens"], seconds, entry["response_tokens"] / seconds,
+            done, settings.tokens, dict(dropped),
         )  # fmt: skip
     _set(bar, done)
     if not shards:
@@ -157,7 +162,7 @@ def _answer(
     return kept, dropped
 
 
-# -- prompts -------------------------------------------------------------------------------------------------------------
+# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 def _world(target: Target, settings: Settings, indices: range) -> list[_Asked]:
@@ -203,7 +208,7 @@ def _magpie(target: Target, settings: Settings, indices: range) -> list[_Asked]:
 _SOURCES: dict[str, Callable[[Target, Settings, range], list[_Asked]]] = {"world": _world, "magpie": _magpie}
 
 
-# -- what is dropped -----------------------------------------------------------------------------------------------------
+# -- what is dropped ---------------------------------------------------------------------------------------------------
 
 
 def _prompt_fault(
@@ -242,7 +247,7 @@ def _key(target: Target, prompt: Sequence[int] | np.ndarray) -> str:
     return normalise(target.decode(list(prompt)))
 
 
-# -- provenance ----------------------------------------------------------------------------------------------------------
+# -- provenance --------------------------------------------------------------------------------------------------------
 
 
 def _provenance(target: Target, settings: Settings) -> Provenance:
@@ -278,7 +283,9 @@ def _resume(folder: Path, provenance: Provenance) -> list[dict[str, Any]]:
     old, new = asdict(store.provenance), asdict(provenance)
     changed = [f"{name} {old[name]!r} (now {new[name]!r})" for name in new if old[name] != new[name]]
     if changed:
-        raise ValueError(f"{folder} holds a store made with {', '.join(changed)}: choose another --output or the same settings")
+        raise ValueError(
+            f"{folder} holds a store made with {', '.join(changed)}: choose another --output or the same settings"
+        )
     return list(store.manifest["shards"])
 
 
@@ -289,7 +296,9 @@ def hardware() -> str:
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
     elif cpuinfo.is_file():
-        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        models = [
+            line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
         name = models[0] if models else name
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 

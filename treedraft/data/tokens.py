@@ -65,7 +65,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenStore:
-        """Read and check every shard. ValueError names the file that is missing, damaged or not what the manifest says."""
+        """Read and check every shard. ValueError names a file that is missing, damaged or not as the manifest says."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         domains = manifest["provenance"]["domains"]
@@ -103,8 +103,8 @@ class TokenStore:
         ):
             if expected != loaded:
                 raise ValueError(
-                    f"{self.folder} was made for {made.target} with {what} {expected}; loaded is {target.name} with {loaded}: "
-                    f"regenerate the data for it"
+                    f"{self.folder} was made for {made.target} with {what} {expected}; "
+                    f"loaded is {target.name} with {loaded}: regenerate the data for it"
                 )
 
 
@@ -184,7 +184,8 @@ def _provenance(folder: Path, manifest: dict[str, Any]) -> Provenance:
     if set(given) != wanted:
         odd = sorted(wanted ^ set(given))
         raise ValueError(f"{folder / MANIFEST}: provenance lacks or does not know {', '.join(odd)}")
-    return Provenance(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return Provenance(**values)
 
 
 def _read_shard(folder: Path, entry: dict[str, Any], domains: Sequence[str]) -> list[Conversation]:
@@ -200,7 +201,13 @@ def _read_shard(folder: Path, entry: dict[str, Any], domains: Sequence[str]) -> 
         raise ValueError(f"{path}: not a shard of a token store ({error})") from error
     lengths = np.diff(offsets.astype(np.int64))
     consistent = len(offsets) == len(prompts) + 1 == len(kinds) + 1 == entry["sequences"] + 1
-    if not consistent or offsets[0] != 0 or offsets[-1] != len(ids) or (lengths < prompts).any() or (kinds >= len(domains)).any():
+    if (
+        not consistent
+        or offsets[0] != 0
+        or offsets[-1] != len(ids)
+        or (lengths < prompts).any()
+        or (kinds >= len(domains)).any()
+    ):
         raise ValueError(f"{path}: its offsets, prompt lengths and domains do not fit its ids")
     return [
         Conversation(ids=part.astype(np.int64), prompt_length=int(prompt), domain=domains[int(kind)])

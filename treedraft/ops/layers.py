@@ -84,7 +84,13 @@ class MLP(nn.Module):
 
 
 def block_attention(
-    queries: Tensor, context_keys: Tensor, context_values: Tensor, keys: Tensor, values: Tensor, visible: Tensor, block_mask: Tensor
+    queries: Tensor,
+    context_keys: Tensor,
+    context_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    block_mask: Tensor,
 ) -> Tensor:
     """One softmax over the context rows a block may see and the slots of the block itself.
 

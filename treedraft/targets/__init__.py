@@ -27,5 +27,6 @@ def load_target(name: str, *, device: str | torch.device | None = None, dtype: t
     from treedraft.targets import hf
 
     if "/" not in name and not Path(name).exists():
-        raise ValueError(registry.unknown("target", name, target_names()) + ", a model folder, or a hub id like 'Qwen/Qwen3-0.6B'")
+        known = registry.unknown("target", name, target_names())
+        raise ValueError(f"{known}, a model folder, or a hub id like 'Qwen/Qwen3-0.6B'")
     return hf.load(name, device=device, dtype=dtype)

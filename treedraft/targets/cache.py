@@ -41,7 +41,10 @@ class RowCache:
         return self.keys[0].shape[2]
 
     def write_next(self, columns: slice | Tensor, visible: int) -> None:
-        """The next forward writes at `columns` (a slice shared by all rows, or one column a row, [B]) and sees columns < visible."""
+        """The next forward writes at `columns` and sees columns < visible.
+
+        `columns` is a slice shared by all rows, or one column a row, [B].
+        """
         self.columns, self.visible = columns, visible
         self._reserve(visible)
 

@@ -1,4 +1,4 @@
-"""Plain decoding: one request a token at a time (`plain`, the reference), or many at once (`generate`, for making data).
+"""Plain decoding: one request a token at a time (`plain`, the reference), or many at once (`generate`, to make data).
 
 Both draw the token at absolute position t of a request from uniform(seed, t), so they return the same ids (contract L2)
 wherever their logits agree to rounding.
@@ -61,11 +61,11 @@ def generate(
     stop: Sequence[int] | None = None,
     head_dtype: torch.dtype | None = None,
 ) -> list[list[int]]:
-    """Answers of many prompts, stop id included, by continuous batching: a finished row is at once given the next prompt.
+    """Answers of many prompts, stop id included, by continuous batching: a finished row at once gets the next prompt.
 
-    `temperature` is one number or one a prompt. `on_done(index, ids)` is called as answers finish, `progress(count)` with
-    the tokens of each step. `head_dtype` computes logits in another type than the model's (bfloat16 logits tie often).
-    ValueError for a prompt that is empty or does not fit the context window.
+    `temperature` is one number or one a prompt. `on_done(index, ids)` is called as answers finish, `progress(count)`
+    with the tokens of each step. `head_dtype` computes logits in another type than the model's (bfloat16 logits tie
+    often). ValueError for a prompt that is empty or does not fit the context window.
     """
     temperatures = [float(temperature)] * len(prompts) if isinstance(temperature, (int, float)) else list(temperature)
     assert len(prompts) == len(seeds) == len(temperatures), "one seed and one temperature a prompt"
@@ -77,7 +77,14 @@ def generate(
     waiting = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     with _grouped_attention(target):
         batch = _Batch(
-            target, prompts, budgets, temperatures, seeds, min(batch_size, len(prompts)), stop, head_dtype or target.dtype
+            target,
+            prompts,
+            budgets,
+            temperatures,
+            seeds,
+            min(batch_size, len(prompts)),
+            stop,
+            head_dtype or target.dtype,
         )
         while waiting or batch.live:
             while waiting and batch.live < batch.size:
@@ -112,7 +119,9 @@ class _Batch:
         device = target.device
         self.target, self.prompts, self.size, self.live = target, prompts, size, 0
         self.head_weight = target.head_weight.to(head_dtype)
-        self.stops = torch.tensor(target.eos_token_ids if stop is None else list(stop), device=device, dtype=torch.int64)
+        self.stops = torch.tensor(
+            target.eos_token_ids if stop is None else list(stop), device=device, dtype=torch.int64
+        )
         self.budgets = torch.tensor(budgets, device=device)
         self.temperatures = torch.tensor(temperatures, dtype=torch.float64, device=device)
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
@@ -129,7 +138,7 @@ class _Batch:
             self._fill(self.prefix_cache, prompts[0], 0, self.prefix)
 
     def admit(self, index: int) -> None:
-        """Put prompt `index` in the first free row: all but its last token are computed now, that one at the next step."""
+        """Put prompt `index` in the first free row: all but its last token is computed now, that at the next step."""
         row, prompt = self.live, self.prompts[index]
         view = _rows(self.cache, slice(row, row + 1))
         for store, prefix in _pairs(view, self.prefix_cache):
@@ -175,7 +184,7 @@ class _Batch:
         return finished
 
     def _free(self, row: int) -> None:
-        """Fill the hole with the longest row of the next chunk, that hole likewise, and so on; the last row moves last."""
+        """Fill the hole with the longest row of the next chunk, that hole likewise, and so on; the last row last."""
         for start in range((row // _CHUNK + 1) * _CHUNK, self.live, _CHUNK):
             longest = start + int(self.lengths[start : min(start + _CHUNK, self.live)].argmax())
             self._copy(longest, row)
@@ -217,7 +226,8 @@ def _budget(target: Target, prompt: Sequence[int], max_new_tokens: int) -> int:
         raise ValueError("empty prompt: there is no token to start from")
     if len(prompt) >= target.max_length:
         raise ValueError(
-            f"prompt of {len(prompt)} tokens does not fit the context window of {target.max_length} tokens of {target.name}"
+            f"prompt of {len(prompt)} tokens does not fit the context window of "
+            f"{target.max_length} tokens of {target.name}"
         )
     return min(max_new_tokens, target.max_length - len(prompt))
 
@@ -247,12 +257,19 @@ def _grouped_attention(target: Target) -> Iterator[None]:
 
 
 def _attend_rows(
-    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_unused: object
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    **_unused: object,
 ) -> tuple[Tensor, None]:
-    """Attention of query [B, heads, n, d] over key, value [B, kv_heads, columns, d] under a boolean mask [B, 1, n, columns].
+    """Attention of query [B, heads, n, d] over key, value [B, kv_heads, columns, d], boolean mask [B, 1, n, columns].
 
-    The query heads of a key-value head are stacked as more query rows, so no key is copied for them; `_CHUNK` requests at a
-    time see no column past their longest. At 9/3 heads on a CPU that is 10 to 20 times faster than repeating the keys.
+    The query heads of a key-value head are stacked as more query rows, so no key is copied for them; `_CHUNK` requests
+    at a time see no column past their longest. At 9/3 heads on a CPU that is 10 to 20 times faster than repeating the
+    keys.
     """
     assert mask is not None, "rows have different lengths, so a mask is needed"
     batch, heads, num_queries, size = query.shape
@@ -261,12 +278,13 @@ def _attend_rows(
     stacked = query.reshape(batch, kv_heads, group * num_queries, size)
     stacked_mask = mask.repeat(1, 1, group, 1)
     lengths = mask[:, 0, -1].sum(-1)
+    attend = _attend_few if num_queries == 1 and query.device.type == "cpu" else _attend_many
     parts = []
     for start in range(0, batch, _CHUNK):
         rows = slice(start, start + _CHUNK)
         columns = int(lengths[rows].max())
         seen = key[rows, :, :columns], value[rows, :, :columns], stacked_mask[rows, :, :, :columns]
-        parts.append((_attend_few if num_queries == 1 and query.device.type == "cpu" else _attend_many)(stacked[rows], *seen, scaling))
+        parts.append(attend(stacked[rows], *seen, scaling))
     attended = torch.cat(parts).reshape(batch, heads, num_queries, size)
     return attended.transpose(1, 2).contiguous(), None
 
@@ -276,7 +294,7 @@ def _attend_many(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scalin
 
 
 def _attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """The same for a handful of queries a head: the fused kernel of CPUs is built for many and takes twice as long here.
+    """The same for a handful of queries a head: the fused kernel of CPUs is built for many and takes twice as long.
 
     Keys come first in the product, since matrix libraries are slow at few rows and fast at few columns.
     """

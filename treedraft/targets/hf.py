@@ -118,7 +118,7 @@ class Target:
         return nn.functional.linear(hidden, self.head_weight)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [..., head_dim] of the target's rotary angles, whatever its scaling, at absolute positions [...]."""
+        """Cosine and sine [..., head_dim] of the target's rotary angles, scaled or not, at absolute positions [...]."""
         embedding: Any = self.model.model.rotary_emb  # pyright: ignore
         # At least float32: angles rounded to bfloat16 drift apart at long positions.
         like = self.embedding.new_empty(1, dtype=torch.promote_types(self.dtype, torch.float32))
@@ -129,7 +129,8 @@ class Target:
         """Record the outputs of these 0-based layers from now on; ValueError outside 0..num_layers - 2."""
         bad = [layer for layer in layers if not 0 <= layer < self.num_layers - 1]
         if bad or not layers:
-            raise ValueError(f"tap layer {bad[0] if bad else '(none)'} of {self.name}: choose from 0..{self.num_layers - 2}")
+            wrong = bad[0] if bad else "(none)"
+            raise ValueError(f"tap layer {wrong} of {self.name}: choose from 0..{self.num_layers - 2}")
         for hook in self._hooks:
             hook.remove()
         self.tap_layers = tuple(layers)
@@ -144,12 +145,15 @@ class Target:
 
     @torch.no_grad()
     def prefill(self, ids: Sequence[int] | Tensor) -> Verified:
-        """Start a request from prompt ids [P]: logits [1, V] after the last one, taps [P, C]; ValueError if it does not fit."""
+        """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long."""
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         if len(tokens) == 0:
             raise ValueError("empty prompt: there is no token to start from")
         if len(tokens) >= self.max_length:
-            raise ValueError(f"prompt of {len(tokens)} tokens does not fit the context window of {self.max_length} tokens of {self.name}")
+            raise ValueError(
+                f"prompt of {len(tokens)} tokens does not fit the context window of "
+                f"{self.max_length} tokens of {self.name}"
+            )
         self.length = 0
         last, taps = self._extend(tokens, torch.arange(len(tokens)) - 1)
         self.commit(torch.arange(len(tokens)))
@@ -162,7 +166,7 @@ class Target:
         return Verified(logits=self.head(last), taps=taps)
 
     def commit(self, path: Tensor | Sequence[int]) -> None:
-        """Keep the rows of the verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the others."""
+        """Keep the rows of verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the rest."""
         rows = torch.as_tensor(path, dtype=torch.int64, device=self.device)
         assert 0 < len(rows) <= self._pending, "commit follows verify and names verified nodes"
         self.cache.move(self.length + rows, self.length)
@@ -224,7 +228,10 @@ class Target:
     # -- text ---------------------------------------------------------------------------------------------------
 
     def encode_chat(self, turns: Sequence[str]) -> list[int]:
-        """Prompt ids of a conversation whose turns alternate user, assistant, user; thinking is off where the template knows it."""
+        """Prompt ids of a conversation whose turns alternate user, assistant, user.
+
+        Thinking is off where the template knows it.
+        """
         if not turns or not all(turn.strip() for turn in turns):
             raise ValueError("empty prompt: every turn needs text")
         messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
@@ -275,7 +282,10 @@ class Target:
             after = self.verify(perturbed, parents).logits
         if not torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) or torch.equal(before[3], after[3]):
             backend = getattr(self.config, "_attn_implementation", "unknown")
-            raise ValueError(f"the attention back end {backend!r} of {self.name} ignores the tree mask; use attn_implementation='sdpa' or 'eager'")
+            raise ValueError(
+                f"the attention back end {backend!r} of {self.name} ignores the tree mask; "
+                f"use attn_implementation='sdpa' or 'eager'"
+            )
         ids = torch.cat([prompt, tree[:1]])[None]
         expected = self.model(input_ids=ids).logits[0, -1, : self.vocab_size].float()
         got = self.head(self.trace(ids).last[0, -1]).float()
@@ -292,7 +302,7 @@ class Target:
 
 
 def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:
-    """The id that fills undrafted slots: the one asked for, else the first padding row of the embedding, else a reserved token.
+    """The id that fills undrafted slots: as requested, else the embedding's first padding row, else a reserved token.
 
     ValueError if there is none, or if the id is out of range, an end-of-text or the padding token.
     """
@@ -303,14 +313,16 @@ def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: i
         special = sorted((vocabulary[token], token) for token in tokenizer.all_special_tokens if token in vocabulary)
         added = sorted((index, token.content) for index, token in tokenizer.added_tokens_decoder.items())
         marks = ("<|mask|>", "<mask>", "reserved", "unused", "<empty_output>")
-        found = [index for mark in marks for index, token in (*special, *added) if mark in token.lower()]
+        named: list[tuple[int, str]] = [*special, *added]
+        found = [index for mark in marks for index, token in named if mark in token.lower()]
         if not found:
             raise ValueError(f"target {name!r} has no unused token to serve as mask: pass mask_token_id")
         requested = found[0]
     if not 0 <= requested < embedding_rows:
         raise ValueError(f"mask token {requested} of {name!r} is outside the embedding's 0..{embedding_rows - 1}")
     if requested in (tokenizer.eos_token_id, tokenizer.pad_token_id):
-        raise ValueError(f"mask token {requested} of {name!r} is its end-of-text or padding token; choose an unused one")
+        what = f"mask token {requested} of {name!r}"
+        raise ValueError(f"{what} is its end-of-text or padding token; choose an unused one")
     return requested
 
 
@@ -341,10 +353,11 @@ def load(path: str, *, device: str | torch.device | None = None, dtype: torch.dt
     _check_folder(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"cannot load target {path!r}: {reason} (give a folder, or a hub id where the hub is reachable)") from error
+        hint = "give a folder, or a hub id where the hub is reachable"
+        raise ValueError(f"cannot load target {path!r}: {reason} ({hint})") from error
     except Exception as error:  # safetensors and tokenizers raise types of their own for damaged files
         if type(error).__name__ not in ("SafetensorError", "Exception", "HFValidationError"):
             raise

@@ -1,6 +1,8 @@
-"""The embedded target: a Qwen3 chat model of 3.5 M parameters that ships inside the package and knows only the procedural world."""
+"""The embedded target: a Qwen3 chat model of 3.5 M parameters that ships with the package; it knows only our world."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None 
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)
     try:
-        model = AutoModelForCausalLM.from_pretrained(ASSETS, dtype=dtype, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(ASSETS, dtype=dtype, attn_implementation="sdpa")
     except Exception as error:  # safetensors raises a type of its own for a damaged file
         if type(error).__name__ != "SafetensorError":
             raise

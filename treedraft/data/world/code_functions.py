@@ -133,7 +133,7 @@ def words(rng: Random, few: int = 2, many: int = 4) -> list[str]:
 
 def dictionary(rng: Random) -> dict[str, int]:
     keys = rng.sample("abcdxy", rng.randint(2, 3))
-    return dict(zip(keys, rng.sample(range(1, 10), len(keys))))
+    return dict(zip(keys, rng.sample(range(1, 10), len(keys)), strict=True))
 
 
 def divisors(n: int) -> list[int]:
@@ -749,7 +749,7 @@ def _fields(task: Task, rng: Random) -> dict[str, str]:
     """A different name for each placeholder."""
     taken: set[str] = set()
     fields = {"f": _pick(rng, task.names, taken)}
-    for letter, kind in zip("ab", task.kinds):
+    for letter, kind in zip("ab", task.kinds, strict=False):
         fields[letter] = _pick(rng, KINDS[kind][0].split(), taken)
     fields["x"] = _pick(rng, ITEMS.get(fields["a"], "i k d x").split(), taken)
     fields["acc"] = _pick(rng, task.acc, taken)
@@ -760,13 +760,13 @@ def _fields(task: Task, rng: Random) -> dict[str, str]:
 
 def _asked(does: str, kinds: list[str], rng: Random) -> str:
     """The phrase with nouns for the arguments: "count the even numbers in a list"."""
-    words_ = does.format(**{letter: rng.choice(KINDS[kind][1].split("/")) for letter, kind in zip("ab", kinds)})
+    words_ = does.format(**{letter: rng.choice(KINDS[kind][1].split("/")) for letter, kind in zip("ab", kinds, strict=False)})
     return words_.replace("two lists and ", "two lists").replace("two numbers and ", "two numbers")
 
 
 def _tests(rng: Random, name: str, calls: list[str], results: list) -> list[str]:
     """Asserts, a test function around them, or a print with the output as a comment."""
-    checks = [_check(call, result) for call, result in zip(calls, results)]
+    checks = [_check(call, result) for call, result in zip(calls, results, strict=True)]
     shape = rng.random()
     if shape < 0.6:
         return checks
@@ -803,7 +803,7 @@ def _compose(task: Task, rng: Random) -> Example:
     fields |= {"call": calls[0], "want": _quote(results[0]), "does": told, "does3": _third(told)}
 
     if want("hint", 0.25):
-        typed = ", ".join(f"{name}: {KINDS[kind][2]}" for name, kind in zip(names, task.kinds))
+        typed = ", ".join(f"{name}: {KINDS[kind][2]}" for name, kind in zip(names, task.kinds, strict=True))
         code = [f"def {fields['f']}({typed}) -> {task.returns}:"]
     else:
         code = [f"def {fields['f']}({', '.join(names)}):"]
