@@ -7,12 +7,11 @@ Run again after an interruption and only what is missing is done. Tables (Markdo
 from __future__ import annotations
 
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treedraft.cli import parse_arguments, run_cli
+from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import parse_settings, read_toml
 from treedraft.grid import Cell, Grid, load_grid
 from treedraft.run import runs_folder
@@ -30,7 +29,7 @@ class Arguments:
     """Another target than the grid's: a name, a folder or a hub id."""
     data: str | None = None
     """A folder of training tokens made by `python -m treedraft.data regenerate` (default: the target's own)."""
-    set: tuple[str, ...] = ()
+    set: Repeated = ()
     """KEY=VALUE over the grid file, as in train.steps=800."""
     cell: str | None = None
     """Run this one cell (an id of --dry-run) and print its result."""
@@ -44,6 +43,8 @@ class Arguments:
     """Folder of tables and figures (default: runs/grids/NAME)."""
     cache_gb: float = 12.0
     """The largest feature cache to fill."""
+    jobs: int | None = None
+    """Arms that train side by side (default: one a CPU core; one on a GPU)."""
 
 
 def main() -> int:
@@ -104,6 +105,8 @@ def _dry_run(cells: list[Cell]) -> int:
 def _chosen(grid: Grid, arguments: Arguments) -> list[Cell]:
     if arguments.limit is not None and arguments.limit < 1:
         raise ValueError(f"--limit is {arguments.limit}; at least 1")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs is {arguments.jobs}; at least 1")
     cells = list(grid.cells)[: arguments.limit]
     if arguments.cell is None:
         return cells
@@ -119,34 +122,18 @@ def _chosen(grid: Grid, arguments: Arguments) -> list[Cell]:
 def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
     """Do what is missing; reasons of the cells that failed."""
     from treedraft.cells import Workbench, cell_folder, is_done
+    from treedraft.jobs import run_side_by_side
 
     missing = [cell for cell in cells if not is_done(cell_folder(cell))]
     if not missing:
         return {}
-    from tqdm import tqdm
-
     bench = Workbench(missing[0].arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data)
-    failures: dict[str, str] = {}
-    for arm in {cell.arm.train_id: cell.arm for cell in missing}.values():
-        bench.check(arm)
-    broken: dict[str, str] = {}
-    with tqdm(missing, desc="cells", unit="cell", disable=None) as bar:
-        for cell in bar:
-            train_id = cell.arm.train_id
-            if train_id not in broken:
-                try:
-                    bench.train(cell.arm)
-                    bench.evaluate(cell)
-                    continue
-                except Exception as error:  # one failed cell must not stop the others
-                    traceback.print_exc()
-                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    if not is_done(runs_folder() / "train" / train_id):
-                        broken[train_id] = reason
-                    failures[cell.cell_id] = reason
-                    continue
-            failures[cell.cell_id] = broken[train_id]
-    return failures
+    by_arm: dict[str, list[Cell]] = {}
+    for cell in missing:
+        by_arm.setdefault(cell.arm.train_id, []).append(cell)
+    for group in by_arm.values():
+        bench.check(group[0].arm)
+    return run_side_by_side(bench, list(by_arm.values()), arguments.jobs)
 
 
 def _print_cell(cell: Cell, failures: dict[str, str]) -> int:

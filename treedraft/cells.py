@@ -45,6 +45,7 @@ class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
     def __init__(self, target_name: str, *, cache_gb: float, data_folder: str | None = None) -> None:
+        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "data_folder": data_folder}
         self.target: Target = load_target(target_name)
         self.cache_gb, self.data_folder = cache_gb, data_folder
         self._features: dict[str, FeatureCache] = {}

@@ -6,9 +6,12 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from tyro.conf import UseAppendAction
 
 Arguments = TypeVar("Arguments")
+Repeated = Annotated[tuple[str, ...], UseAppendAction]  # a flag that may be given several times
 USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
 

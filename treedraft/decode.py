@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from treedraft.cli import parse_arguments, run_cli
+from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import DecodeConfig
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Arguments:
     """Seed of the sampling noise."""
     max_new_tokens: int = 256
     """The longest answer, in tokens."""
-    stop: tuple[str, ...] = ()
+    stop: Repeated = ()
     """Strings that end the answer."""
     compare: bool = False
     """Also decode plainly, check that the ids are identical, and print the speed-up."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treedraft.cli import parse_arguments, run_cli
+from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import DataConfig, DrafterConfig, TrainConfig, override, parse, parse_settings, read_toml
 from treedraft.grid import Arm, label_of
 
@@ -26,7 +26,7 @@ class Arguments:
 
     config: Path | None = None
     """TOML file with target, [drafter], [train] and [data]."""
-    set: tuple[str, ...] = ()
+    set: Repeated = ()
     """KEY=VALUE over the file, as in drafter.correction.rank=128."""
     target: str | None = None
     """Another target than the file's: a name, a folder or a hub id."""
