@@ -24,7 +24,7 @@ from treedraft.evaluate import Replay, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
 from treedraft.run import commit, hardware, runs_folder, seed_everything
-from treedraft.targets import load_target
+from treedraft.targets import load_target, parse_dtype
 from treedraft.targets.hf import Target
 from treedraft.trainer import Trainer
 
@@ -44,9 +44,11 @@ def is_done(folder: Path) -> bool:
 class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
-    def __init__(self, target_name: str, *, cache_gb: float, data_folder: str | None = None) -> None:
-        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "data_folder": data_folder}
-        self.target: Target = load_target(target_name)
+    def __init__(
+        self, target_name: str, *, cache_gb: float, data_folder: str | None = None, dtype: str | None = None
+    ) -> None:
+        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "data_folder": data_folder, "dtype": dtype}
+        self.target: Target = load_target(target_name, dtype=parse_dtype(dtype))
         self.cache_gb, self.data_folder = cache_gb, data_folder
         self._features: dict[str, FeatureCache] = {}
         self._replays: dict[str, Replay] = {}

@@ -127,15 +127,10 @@ def _dialogue() -> Iterator[tuple[list[str], Any]]:
 
 
 def _load(arguments: Arguments) -> tuple[Target, Drafter]:
-    import torch
-
     from treedraft.drafter import load_drafter
-    from treedraft.targets import load_target
+    from treedraft.targets import load_target, parse_dtype
 
-    dtype = getattr(torch, arguments.dtype, None) if arguments.dtype else None
-    if arguments.dtype and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown dtype {arguments.dtype!r}; known: float32, bfloat16, float16, float64")
-    target = load_target(arguments.target, device=arguments.device, dtype=dtype)
+    target = load_target(arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype))
     return target, load_drafter(arguments.drafter, target=target)
 
 

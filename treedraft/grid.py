@@ -3,7 +3,7 @@
     question = "..."
     target = "pocket"
     [data] [train] [drafter]            what all arms share
-    [[arms]]                            lists multiply: backbone x correction x seed ...
+    [[arms]]                            lists multiply: backbone x correction x seed ...; or method = "dspark"
     [decode] mode, depth, temperature   lists multiply
     [evaluate]                          prompts, sampling seeds, cap
     compare = [["*/attention", "*/none"], ...]
@@ -31,6 +31,7 @@ from treedraft.config import (
     read_toml,
     short_hash,
 )
+from treedraft.methods import method
 
 COMPONENTS = ("backbone", "context", "correction")
 
@@ -130,6 +131,8 @@ def _arms(values: Mapping[str, Any], target: str, where: str) -> Iterator[Arm]:
     drafts: list[tuple[dict[str, Any], DrafterConfig, TrainConfig]] = []
     for table in values.get("arms", [{}]):
         for fields in _product(table):
+            if "method" in fields:
+                fields = {**method(fields.pop("method")), **fields}
             seed = fields.pop("seed", values.get("train", {}).get("seed", 0))
             train = parse(TrainConfig, {**values.get("train", {}), "seed": seed}, where=f"{where} [train]")
             components = {name: _component(shared.get(name), fields.pop(name, None)) for name in COMPONENTS}

@@ -34,6 +34,8 @@ class Arguments:
     """A folder of training tokens made by `python -m treedraft.data regenerate` (default: the target's own)."""
     cache_gb: float = 12.0
     """The largest feature cache to fill."""
+    dtype: str | None = None
+    """Type the target computes features in: float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
     export: Path | None = None
     """Also write the finished drafter here, in float16."""
 
@@ -44,7 +46,7 @@ def main() -> int:
 
     from treedraft import cells
 
-    bench = cells.Workbench(arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data)
+    bench = cells.Workbench(arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data, dtype=arguments.dtype)
     bench.check(arm)
     result = bench.train(arm)
     folder = cells.train_folder(arm)

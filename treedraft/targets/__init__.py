@@ -18,6 +18,16 @@ def target_names() -> list[str]:
     return registry.names("targets", exclude=_HELPERS)
 
 
+def parse_dtype(name: str | None) -> torch.dtype | None:
+    """A torch dtype by its name; ValueError with the choices if it is not a floating type."""
+    import torch
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if name is not None and name not in dtypes:
+        raise ValueError(registry.unknown("dtype", name, list(dtypes)))
+    return dtypes[name] if name is not None else None
+
+
 def load_target(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
     """The target called `name` (see `target_names`), or the Hugging Face model at that folder or hub id."""
     if name in target_names():
