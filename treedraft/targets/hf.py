@@ -255,7 +255,9 @@ class Target:
             sample = weight.flatten()[:: max(1, weight.numel() // 256)].to("cpu", torch.bfloat16)
             digest.update(sample.float().numpy().tobytes())
         digest.update(json.dumps(getattr(self.config, "rope_parameters", None), sort_keys=True, default=str).encode())
-        digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
+        # Padding and truncation are settings of the last call, not of the tokenizer.
+        tokenizer = json.loads(self.tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+        digest.update(json.dumps(tokenizer, separators=(",", ":"), ensure_ascii=False).encode())
         return digest.hexdigest()[:16]
 
     def template_hash(self) -> str:
