@@ -40,7 +40,7 @@ class Arguments:
     dry_run: bool = False
     """List the cells with what is done of each and stop."""
     output: Path | None = None
-    """Folder of tables and figures (default: runs/grids/NAME)."""
+    """Folder of tables and figures (default: runs/grids/NAME, or runs/partial/NAME with --limit, --target, --data or --set)."""
     cache_gb: float = 12.0
     """The largest feature cache to fill."""
     jobs: int | None = None
@@ -51,7 +51,8 @@ def main() -> int:
     arguments = parse_arguments(Arguments, program="python -m treedraft.ablate", description=__doc__ or "")
     if arguments.list:
         return _list()
-    grid = load_grid(_grid_file(arguments.grid), target=arguments.target, settings=parse_settings(arguments.set))
+    settings = parse_settings(arguments.set) | ({"data.folder": arguments.data} if arguments.data else {})
+    grid = load_grid(_grid_file(arguments.grid), target=arguments.target, settings=settings)
     cells = _chosen(grid, arguments)
     if arguments.dry_run:
         return _dry_run(cells)
@@ -61,7 +62,10 @@ def main() -> int:
     from treedraft import report
     from treedraft.cells import collect, write_rows
 
-    folder = arguments.output or runs_folder() / "grids" / grid.name
+    # A part of a grid, or a grid with other settings, must not replace the tables of the whole one.
+    partial = any((arguments.limit, arguments.target, settings))
+    default = "partial" if partial else "grids"
+    folder = arguments.output or runs_folder() / default / grid.name
     write_rows(folder, grid, *collect(cells, failures, grid.name))
     report.write_report(folder, grid.name)
     report.print_table(folder, grid.name)
@@ -127,7 +131,7 @@ def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
     missing = [cell for cell in cells if not is_done(cell_folder(cell))]
     if not missing:
         return {}
-    bench = Workbench(missing[0].arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data)
+    bench = Workbench(missing[0].arm.target, cache_gb=arguments.cache_gb)
     by_arm: dict[str, list[Cell]] = {}
     for cell in missing:
         by_arm.setdefault(cell.arm.train_id, []).append(cell)

@@ -6,6 +6,7 @@ was, and two machines that share a disk skip each other's finished cells.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,11 +46,11 @@ class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
     def __init__(
-        self, target_name: str, *, cache_gb: float, data_folder: str | None = None, dtype: str | None = None
+        self, target_name: str, *, cache_gb: float, dtype: str | None = None
     ) -> None:
-        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "data_folder": data_folder, "dtype": dtype}
+        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype}
         self.target: Target = load_target(target_name, dtype=parse_dtype(dtype))
-        self.cache_gb, self.data_folder = cache_gb, data_folder
+        self.cache_gb = cache_gb
         self._features: dict[str, FeatureCache] = {}
         self._replays: dict[str, Replay] = {}
         self._drafter: tuple[str, Drafter] | None = None
@@ -100,9 +101,9 @@ class Workbench:
         self.target.tap(drafter.tap_layers or self.target.default_tap_layers)
         key = canonical(data) + str(self.target.tap_layers)
         if key not in self._features:
-            sequences = training_sequences(self.target, data, folder=self.data_folder)
+            sequences = training_sequences(self.target, data)
             cache = FeatureCache(runs_folder() / "features", self.target, sequences, limit_gb=self.cache_gb)
-            print(cache.estimate())
+            print(cache.estimate(), file=sys.stderr)
             cache.fill()
             self._features[key] = cache
         return self._features[key]
@@ -117,11 +118,17 @@ class Workbench:
     def _trajectories(self, evaluate: EvaluateConfig, temperature: float) -> list[Any]:
         from treedraft.evaluate import Trajectory
 
-        identity = {"evaluate": canonical(evaluate), "temperature": temperature, "target": self.target.fingerprint()}
+        prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
+        identity = {
+            "evaluate": canonical(evaluate),
+            "prompts": [prompt.turns for prompt in prompts],
+            "temperature": temperature,
+            "target": self.target.fingerprint(),
+            "dtype": str(self.target.dtype),
+        }
         name = f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
         path = runs_folder() / "trajectories" / name
         if not path.is_file():
-            prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
             recorded = record(
                 self.target,
                 prompts,

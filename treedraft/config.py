@@ -97,9 +97,13 @@ class TrainConfig:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Training text: the target's own answers. `tokens` counts response tokens; None takes all there are."""
+    """Training text: the target's own answers. `tokens` counts response tokens; None takes all there are.
 
-    tokens: int | None = 400_000
+    `folder` is a token store to use. Temperature, seed and cap say how pocket's own text is made; a store has its own.
+    """
+
+    tokens: int | None = None
+    folder: str | None = None
     temperature: float = 1.0
     seed: int = 0
     max_new_tokens: int = 256
@@ -193,9 +197,15 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal configs give equal text."""
-    plain = asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    """JSON with sorted keys, no spaces and nothing that is None: equal configs give equal text."""
+    plain = _set_fields(asdict(value) if hasattr(value, "__dataclass_fields__") else value)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _set_fields(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _set_fields(item) for key, item in value.items() if item is not None}
+    return [_set_fields(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def short_hash(value: Any) -> str:

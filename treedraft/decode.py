@@ -106,7 +106,7 @@ def _conversations(arguments: Arguments) -> Iterator[tuple[list[str], Any]]:
         from treedraft.data.prompts import prompt_set
 
         prompts = prompt_set(arguments.prompts, count=arguments.limit)
-        return iter([(list(prompt.turns[:1]), None) for prompt in prompts[: arguments.limit]])
+        return iter([(list(prompt.turns), None) for prompt in prompts[: arguments.limit]])
     return _dialogue()
 
 
@@ -145,14 +145,14 @@ def _decode_one(
         "seed": arguments.seed,
         "stop": arguments.stop,
     }
-    stream = None if arguments.json else _Streamer(target)
+    stream = None if arguments.json else _Streamer(target, arguments.stop)
     result = speculate.generate(target, drafter, prompt, config=config, on_tokens=stream, **options)
     plain = None
     if arguments.compare:
         plain = speculate.generate_plain(target, prompt, temperature=config.temperature, **options)
     record = speculate.report(result, plain)
     if record_turn is not None:
-        record_turn(result.text)
+        record_turn(result.text if result.text.strip() else "...")
     if arguments.json:
         settings = {"target": target.name, "mode": config.mode, "depth": config.depth, "width": config.width,
                     "budget": config.budget, "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
@@ -170,15 +170,22 @@ def _decode_one(
 class _Streamer:
     """Prints text as it becomes certain: a character split over two tokens waits for its second half."""
 
-    def __init__(self, target: Target) -> None:
-        self.target, self.printed = target, 0
+    def __init__(self, target: Target, stop: tuple[str, ...]) -> None:
+        self.target, self.stop, self.printed = target, stop, 0
 
     def __call__(self, result: Generation) -> None:
-        text = result.text or self.target.decode(result.ids)
-        if not result.text:
-            text = text.removesuffix("\ufffd")
+        text = result.text if result.finished else self._certain(self.target.decode(result.ids))
         print(text[self.printed :], end="", flush=True)
         self.printed = max(self.printed, len(text))
+
+    def _certain(self, text: str) -> str:
+        """Without half a character, and without what may be the beginning of a stop string."""
+        text = text.removesuffix("\ufffd")
+        longest = max((len(stop) for stop in self.stop), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self.stop):
+                return text[:-size]
+        return text
 
 
 def _words(record: dict[str, Any]) -> str:
@@ -187,7 +194,7 @@ def _words(record: dict[str, Any]) -> str:
     pairs = zip(survived, survived[1:], strict=False)
     by_depth = " ".join(f"{after / before:.2f}" for before, after in pairs if before)
     lines = [
-        f"tau {record['tau']:.2f}   {record['tokens_per_second']:.1f} tokens/s   "
+        f"tau {record['tau'] or float('nan'):.2f}   {record['tokens_per_second']:.1f} tokens/s   "
         f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}",
         f"stages: {stages}",
         f"acceptance by depth, of the rounds that got there: {by_depth or 'none'}",

@@ -73,6 +73,9 @@ class Drafter(nn.Module):
                 f"this drafter was trained for {made_for['name']} ({made_for['fingerprint']}), "
                 f"the target is {target.name} ({target.fingerprint()}): they do not fit"
             )
+        mask_token_id = self.provenance.get("mask_token_id", target.mask_token_id)
+        if mask_token_id != target.mask_token_id:
+            raise ValueError(f"this drafter fills slots with token {mask_token_id}, the target's mask is {target.mask_token_id}")
         layers = tuple(self.config.tap_layers or self.provenance.get("tap_layers") or target.default_tap_layers)
         if layers != target.tap_layers:
             target.tap(layers)
@@ -262,8 +265,8 @@ def load_drafter(name: str | None, *, target: Target) -> Drafter:
     shipped = shipped_drafters(target.name)
     if name is None and not shipped:
         raise ValueError(
-            f"no drafter ships for target {target.name!r}: "
-            f"train one with python -m treedraft.train and pass --drafter FOLDER"
+            f"no drafter ships for target {target.name!r}: train one with python -m treedraft.train --target "
+            f"{target.name} and pass --drafter FOLDER"
         )
     chosen = name or shipped[0]
     if chosen in shipped:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from treedraft.backbones._block import Memory
 from treedraft.config import DecodeConfig
@@ -92,13 +91,11 @@ class Replay:
         self.taps: dict[tuple[int, ...], list[Tensor]] = {}
 
     @torch.no_grad()
-    def run(self, drafter: Drafter, config: DecodeConfig, *, progress: bool = False) -> list[Rounds]:
+    def run(self, drafter: Drafter, config: DecodeConfig) -> list[Rounds]:
         """The rounds of every trajectory, in order of length. The drafter must be attached to this target."""
         taps = self._taps()
         pairs = zip(self.groups, taps, strict=True)
-        quiet = None if progress else True  # None: shown where stderr is a terminal
-        bar = tqdm(pairs, total=len(self.groups), desc="replay", unit="batch", disable=quiet, leave=False)
-        return [rounds for group, features in bar for rounds in _replay_group(drafter, config, group, features)]
+        return [rounds for group, features in pairs for rounds in _replay_group(drafter, config, group, features)]
 
     def _taps(self) -> list[Tensor]:
         """Features [S, T, C] of every group under the layers that the target taps now."""

@@ -16,6 +16,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from treedraft.config import (
     read_toml,
     short_hash,
 )
+from treedraft.files import sha256
 from treedraft.methods import method
+from treedraft.run import assets_folder
 
 COMPONENTS = ("backbone", "context", "correction")
 
@@ -66,6 +69,7 @@ class Arm:
     def train_id(self) -> str:
         fields = {name: getattr(self, name) for name in ("target", "data", "drafter", "train")}
         identity = {name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()}
+        identity["weights"] = shipped_weights(self.target)
         return f"{_slug(self.target)}-{_slug(self.label)}-s{self.train.seed}-{short_hash(identity)}"
 
 
@@ -104,17 +108,40 @@ class Grid:
         return list(dict.fromkeys(pairs))
 
 
+@cache
+def shipped_weights(target: str) -> str | None:
+    """sha256 of the weights of a target that ships in the package: what was made with others has another name."""
+    path = assets_folder() / target / "model.safetensors"
+    return sha256(path) if path.is_file() else None
+
+
+def single_arm(values: Mapping[str, Any], *, target: str | None, where: str) -> Arm:
+    """The one arm of a training's tables; ValueError if a table is unknown or something has several values."""
+    known = {"target", "data", "train", "drafter", "method"}
+    _refuse_unknown(values, known, where)
+    arms = list(_arms({**values, "arms": [{"method": values["method"]} if "method" in values else {}]},
+                      target or str(values.get("target", "pocket")), where))  # fmt: skip
+    return arms[0]
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: set[str], where: str) -> None:
+    wrong = sorted(set(values) - known)
+    if wrong:
+        from treedraft.registry import unknown
+
+        raise ValueError(f"{where}: " + unknown("table", wrong[0], sorted(known)))
+
+
 def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, Any] | None = None) -> Grid:
     """Read and expand a grid file; ValueError names the file and the key that is wrong."""
     from treedraft.config import override
 
     values = override(read_toml(path), settings or {})
     known = {"question", "target", "data", "train", "drafter", "arms", "decode", "evaluate", "compare"}
-    wrong = sorted(set(values) - known)
-    if wrong:
-        from treedraft.registry import unknown
-
-        raise ValueError(f"{path}: " + unknown("table", wrong[0], sorted(known)))
+    _refuse_unknown(values, known, str(path))
+    if target is not None and target != values.get("target", "pocket"):
+        # Layer numbers are those of the file's own target; another one has its default taps.
+        values = {**values, "drafter": {k: v for k, v in values.get("drafter", {}).items() if k != "tap_layers"}}
     target = target or values.get("target", "pocket")
     where = str(path)
     arms = list(_arms(values, str(target), where))
@@ -144,8 +171,8 @@ def _arms(values: Mapping[str, Any], target: str, where: str) -> Iterator[Arm]:
 
 def _component(shared: Any, own: Any) -> dict[str, Any]:
     """A component of an arm: a bare name, or a table, over the options that all arms share."""
-    own = {"name": own} if isinstance(own, str) else own or {}
-    return {**(shared or {}), **own}
+    shared, own = ({"name": part} if isinstance(part, str) else part or {} for part in (shared, own))
+    return {**shared, **own}
 
 
 def _product(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from treedraft.cli import run_cli
 
 ASSETS = Path(__file__).parent / "assets" / "pocket"
 MARKS = ("<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>")
@@ -92,16 +93,13 @@ def sample(prompt: str, /, temperature: float = 1.0, seed: int = 0, model: Path 
 def main(arguments: list[str] | None = None) -> None:
     import tyro
 
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"train": train, "sample": sample},
-            prog="python -m treedraft.pocket",
-            description=__doc__,
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
+    commands = {"train": train, "sample": sample}
+    options = (tyro.conf.OmitArgPrefixes,)
+    run_cli(
+        lambda: tyro.extras.subcommand_cli_from_dict(
+            commands, prog="python -m treedraft.pocket", description=__doc__, args=arguments, config=options
         )
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-SEAMS = ("backbones", "contexts", "corrections", "trees", "targets", "ablations")
 _ROOT = Path(__file__).parent
 
 

@@ -63,6 +63,7 @@ class Generation:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = "length"
+    finished: bool = False
     rounds: list[Round] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -153,7 +154,7 @@ def generate(
         if on_tokens:
             on_tokens(result)
         anchor = _round(target, drafter, prefix, anchor, config, seed, stopper, result, ledger)
-    result.ids, result.text = stopper.ids, stopper.text
+    result.ids, result.text, result.finished = stopper.ids, stopper.text, True
     result.finish_reason = stopper.reason or "context window"
     if on_tokens:
         on_tokens(result)
@@ -216,7 +217,7 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
     decoding = seconds - speculative.seconds["prefill"]
     accepted = speculative.counts().accepted
     record: dict[str, Any] = {
-        "tau": speculative.tau,
+        "tau": speculative.tau if speculative.rounds else None,
         "tokens": len(speculative.ids),
         "tokens_per_second": len(speculative.ids) / seconds if seconds else float("nan"),
         "rounds": len(speculative.rounds),

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
-from treedraft.config import DataConfig, DrafterConfig, TrainConfig, override, parse, parse_settings, read_toml
-from treedraft.grid import Arm, label_of
+from treedraft.config import override, parse_settings, read_toml
+from treedraft.grid import Arm, single_arm
 
 _DEFAULTS: dict[str, Any] = {
+    "data": {"tokens": 300_000},
     "target": "pocket",
     "drafter": {"backbone": {"name": "causal", "num_layers": 2}, "correction": {"name": "attention"}},
 }
@@ -43,12 +44,15 @@ class Arguments:
 def main() -> int:
     arguments = parse_arguments(Arguments, program="python -m treedraft.train", description=__doc__ or "")
     arm = _arm(arguments)
+    rank = _use_own_gpu()
 
     from treedraft import cells
 
-    bench = cells.Workbench(arm.target, cache_gb=arguments.cache_gb, data_folder=arguments.data, dtype=arguments.dtype)
+    bench = cells.Workbench(arm.target, cache_gb=arguments.cache_gb, dtype=arguments.dtype)
     bench.check(arm)
     result = bench.train(arm)
+    if rank != 0:
+        return 0
     folder = cells.train_folder(arm)
     counts = "  ".join(f"{part} {count:,}" for part, count in result["parameters"].items())
     print(f"parameters: {counts}")
@@ -64,23 +68,22 @@ def main() -> int:
     return 0
 
 
-def _arm(arguments: Arguments) -> Arm:
-    values = read_toml(arguments.config) if arguments.config else _DEFAULTS
-    values = override(values, parse_settings(arguments.set))
-    where = str(arguments.config or "the defaults")
-    wrong = sorted(set(values) - {"target", "drafter", "train", "data"})
-    if wrong:
-        from treedraft.registry import unknown
+def _use_own_gpu() -> int:
+    """Under torchrun: this process's rank, its own GPU made the current one; else 0."""
+    import os
 
-        raise ValueError(f"{where}: " + unknown("table", wrong[0], ["target", "drafter", "train", "data"]))
-    drafter = parse(DrafterConfig, values.get("drafter", {}), where=f"{where} [drafter]")
-    return Arm(
-        label=label_of(drafter),
-        target=arguments.target or values.get("target", "pocket"),
-        data=parse(DataConfig, values.get("data", {}), where=f"{where} [data]"),
-        drafter=drafter,
-        train=parse(TrainConfig, values.get("train", {}), where=f"{where} [train]"),
-    )
+    import torch
+
+    if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return int(os.environ.get("RANK", "0"))
+
+
+def _arm(arguments: Arguments) -> Arm:
+    values = override(read_toml(arguments.config) if arguments.config else _DEFAULTS, parse_settings(arguments.set))
+    if arguments.data is not None:
+        values.setdefault("data", {})["folder"] = arguments.data
+    return single_arm(values, target=arguments.target, where=str(arguments.config or "the defaults"))
 
 
 if __name__ == "__main__":

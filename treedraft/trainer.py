@@ -100,6 +100,11 @@ class Trainer:
     ) -> None:
         self.drafter, self.target, self.features, self.config, self.folder = drafter, target, features, config, folder
         self.rank, self.world = _join_process_group(target.device)
+        if config.sequences < self.world * config.micro_batches:
+            raise ValueError(
+                f"train.sequences is {config.sequences}: every one of {self.world} processes needs "
+                f"{config.micro_batches} (train.micro_batches)"
+            )
         self.usable = usable_sequences(features)
         self.step_module = TrainStep(drafter.train(), target, config)
         self.parallel: nn.Module = self.step_module
@@ -110,6 +115,7 @@ class Trainer:
         self.schedules = [_schedule(optimizer, config) for optimizer in self.optimizers]
         self.step = 0
         self.seconds = 0.0
+        self.blocks = 0  # that had a label, all ranks together
 
     def run(self) -> dict[str, Any]:
         result_path = self.folder / "result.json"
@@ -158,6 +164,7 @@ class Trainer:
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.blocks += int(self._global(torch.stack([part.blocks for part in sums]).sum()))
         return self._metrics(sums, total_weight, norm)
 
     def _metrics(self, sums: list[StepSums], total_weight: Tensor, norm: Tensor) -> dict[str, Any]:
@@ -220,11 +227,16 @@ class Trainer:
             for name, parts in (("optimizers", self.optimizers), ("schedules", self.schedules)):
                 for part, saved in zip(parts, state[name], strict=True):
                     part.load_state_dict(saved)
-            self.step, self.seconds = state["step"], state["seconds"]
+            if state["made_from"] != self._made_from():
+                raise ValueError(f"{path}: was trained on other data or another target; delete it to start over")
+            self.step, self.seconds, self.blocks = state["step"], state["seconds"], state["blocks"]
         if self.rank == 0 and metrics_path.is_file():
             lines = metrics_path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= self.step]
             files.write_text(metrics_path, "".join(f"{line}\n" for line in kept))
+
+    def _made_from(self) -> list[str]:
+        return [self.features.sequences.digest, self.target.fingerprint()]
 
     def _checkpoint(self) -> None:
         if self.rank != 0:
@@ -235,6 +247,8 @@ class Trainer:
             "schedules": [schedule.state_dict() for schedule in self.schedules],
             "step": self.step,
             "seconds": self.seconds,
+            "blocks": self.blocks,
+            "made_from": self._made_from(),
         }
         with files.replacing(self.folder / "checkpoint.pt") as path:
             torch.save(state, path)
@@ -245,10 +259,9 @@ class Trainer:
             dist.barrier()  # rank 0 writes the metrics that every rank reads
         rows = [json.loads(line) for line in metrics_path.read_text(encoding="utf-8").splitlines()]
         tail = rows[-min(len(rows), 5) :]
-        blocks = self.config.steps * self.config.sequences * self.config.anchors
         summary = {
             "steps": self.config.steps,
-            "blocks": blocks,
+            "blocks": self.blocks,
             "seconds": round(self.seconds, 1),
             **{name: sum(row[name] for row in tail) / len(tail) for name in ("loss", "agreement", "expected_tau")},
         }
@@ -263,7 +276,7 @@ class Trainer:
             "training": {
                 **asdict(self.config),
                 "data": self.features.sequences.digest,
-                "blocks": blocks,
+                "blocks": self.blocks,
                 "before": self.drafter.lineage,
             },
         }

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from treedraft.cli import parse_arguments, run_cli
+from treedraft.run import runs_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def _regenerate(options: Regenerate) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     target = load_target(options.target, dtype=None if options.dtype == "auto" else getattr(torch, options.dtype))
-    folder = options.output or Path("runs/data") / Path(options.target).name
+    folder = options.output or runs_folder() / "data" / Path(options.target).name
     command = f"python -m treedraft.data {shlex.join(sys.argv[1:])}"
     with logging_redirect_tqdm(), tqdm(total=settings.tokens, unit=" tokens", disable=None, smoothing=0.02) as bar:
         store = regenerate(target, settings, folder, command=command, bar=bar)

@@ -16,12 +16,12 @@ from treedraft.targets.hf import Target
 _WORLD_TARGETS = ("pocket", "tiny")
 
 
-def training_sequences(target: Target, config: DataConfig, *, folder: str | None = None) -> Sequences:
+def training_sequences(target: Target, config: DataConfig) -> Sequences:
     """The first `config.tokens` response tokens of the target's training store.
 
     ValueError if there is none, or it is another target's.
     """
-    store = _store(target, config, folder)
+    store = _store(target, config)
     store.check(target)
     ids, prompt_lengths, num_tokens = [], [], 0
     for conversation in store:
@@ -34,9 +34,9 @@ def training_sequences(target: Target, config: DataConfig, *, folder: str | None
     return Sequences(ids=ids, prompt_lengths=np.array(prompt_lengths), digest=digest)
 
 
-def _store(target: Target, config: DataConfig, folder: str | None) -> TokenStore:
-    if folder is not None:
-        return TokenStore.open(folder)
+def _store(target: Target, config: DataConfig) -> TokenStore:
+    if config.folder is not None:
+        return TokenStore.open(config.folder)
     if target.name in _WORLD_TARGETS:
         return _world_store(target, config)
     if (SHIPPED / target.name / MANIFEST).is_file():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from treedraft.targets.cache import RowCache
-from treedraft.trees.mask import ancestor_mask, depths_of
+from treedraft.trees.mask import ancestor_mask
 
 FAMILIES = ("llama", "qwen3")
 
@@ -155,14 +155,14 @@ class Target:
                 f"{self.max_length} tokens of {self.name}"
             )
         self.length = 0
-        last, taps = self._extend(tokens, torch.arange(len(tokens)) - 1)
+        last, taps = self._extend(tokens, torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril())
         self.commit(torch.arange(len(tokens)))
         return Verified(logits=self.head(last[-1:]), taps=taps)
 
     @torch.no_grad()
     def verify(self, tokens: Tensor, parents: Tensor) -> Verified:
         """Score a draft tree of N nodes in one forward: logits [N, V], taps [N, C]. Nothing is kept until `commit`."""
-        last, taps = self._extend(tokens.to(self.device), parents)
+        last, taps = self._extend(tokens.to(self.device), ancestor_mask(parents))
         return Verified(logits=self.head(last), taps=taps)
 
     def commit(self, path: Tensor | Sequence[int]) -> None:
@@ -173,12 +173,13 @@ class Target:
         self.length += len(rows)
         self._pending = 0
 
-    def _extend(self, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward N rows after the prefix under their ancestor mask: last hidden [N, H], taps [N, C]."""
+    def _extend(self, tokens: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward N rows after the prefix, each seeing its ancestors [N, N]: last hidden [N, H], taps [N, C]."""
         num_rows, start = len(tokens), self.length
-        tree = ancestor_mask(parents).to(self.device)
+        tree = ancestors.to(self.device)
         mask = torch.cat([tree.new_ones((num_rows, start)), tree], dim=1)[None, None]
-        positions = (start + depths_of(parents).to(self.device))[None]
+        # A node's depth is the number of its ancestors, itself not counted.
+        positions = (start + tree.sum(1) - 1)[None]
         self.cache.write_next(slice(start, start + num_rows), start + num_rows)
         self._pending = num_rows
         last, taps = self.forward(tokens[None], positions=positions, mask=mask, cache=self.cache)
