@@ -68,7 +68,9 @@ class Arm:
     @property
     def train_id(self) -> str:
         fields = {name: getattr(self, name) for name in ("target", "data", "drafter", "train")}
-        identity = {name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()}
+        identity: dict[str, str | None] = {
+            name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()
+        }
         identity["weights"] = shipped_weights(self.target)
         return f"{_slug(self.target)}-{_slug(self.label)}-s{self.train.seed}-{short_hash(identity)}"
 
