@@ -40,7 +40,7 @@ class Arguments:
     dry_run: bool = False
     """List the cells with what is done of each and stop."""
     output: Path | None = None
-    """Folder of tables and figures (default: runs/grids/NAME, or runs/partial/NAME with --limit, --target, --data or --set)."""
+    """Folder of tables and figures (default: runs/grids/NAME; runs/partial/NAME if not the whole grid as filed)."""
     cache_gb: float = 12.0
     """The largest feature cache to fill."""
     jobs: int | None = None

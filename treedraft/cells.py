@@ -21,7 +21,7 @@ from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
 from treedraft.data.prompts import default_set, prompt_set
 from treedraft.drafter import Drafter, shape_for
-from treedraft.evaluate import Replay, record
+from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
 from treedraft.run import commit, hardware, runs_folder, seed_everything
@@ -45,9 +45,7 @@ def is_done(folder: Path) -> bool:
 class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
-    def __init__(
-        self, target_name: str, *, cache_gb: float, dtype: str | None = None
-    ) -> None:
+    def __init__(self, target_name: str, *, cache_gb: float, dtype: str | None = None) -> None:
         self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype}
         self.target: Target = load_target(target_name, dtype=parse_dtype(dtype))
         self.cache_gb = cache_gb
@@ -115,9 +113,7 @@ class Workbench:
             self._replays[key] = Replay(self.target, self._trajectories(evaluate, temperature))
         return self._replays[key]
 
-    def _trajectories(self, evaluate: EvaluateConfig, temperature: float) -> list[Any]:
-        from treedraft.evaluate import Trajectory
-
+    def _trajectories(self, evaluate: EvaluateConfig, temperature: float) -> list[Trajectory]:
         prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
         identity = {
             "evaluate": canonical(evaluate),

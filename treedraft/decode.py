@@ -189,10 +189,12 @@ class _Streamer:
 
 
 def _words(record: dict[str, Any]) -> str:
+    import numpy as np
+
+    from treedraft.metrics import conditional
+
     stages = "  ".join(f"{name} {value:.2f} s" for name, value in record["seconds"].items())
-    survived = [1.0, *record["survival"]]
-    pairs = zip(survived, survived[1:], strict=False)
-    by_depth = " ".join(f"{after / before:.2f}" for before, after in pairs if before)
+    by_depth = " ".join(f"{share:.2f}" for share in conditional(np.array(record["survival"])))
     lines = [
         f"tau {record['tau'] or float('nan'):.2f}   {record['tokens_per_second']:.1f} tokens/s   "
         f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}",

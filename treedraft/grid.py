@@ -121,9 +121,20 @@ def single_arm(values: Mapping[str, Any], *, target: str | None, where: str) -> 
     """The one arm of a training's tables; ValueError if a table is unknown or something has several values."""
     known = {"target", "data", "train", "drafter", "method"}
     _refuse_unknown(values, known, where)
-    arms = list(_arms({**values, "arms": [{"method": values["method"]} if "method" in values else {}]},
-                      target or str(values.get("target", "pocket")), where))  # fmt: skip
+    values, target = _for_target(values, target)
+    arms = list(_arms({**values, "arms": [{"method": values["method"]} if "method" in values else {}]}, target, where))
+    if len(arms) != 1:
+        raise ValueError(f"{where}: method = {values['method']!r} names {len(arms)} drafters; a training has one")
     return arms[0]
+
+
+def _for_target(values: Mapping[str, Any], target: str | None) -> tuple[Mapping[str, Any], str]:
+    """The tables and the target they are for. Layer numbers are those of the file's own target: another has its default."""
+    own = str(values.get("target", "pocket"))
+    if target is None or target == own:
+        return values, own
+    drafter = {key: value for key, value in values.get("drafter", {}).items() if key != "tap_layers"}
+    return {**values, "drafter": drafter}, target
 
 
 def _refuse_unknown(values: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -141,12 +152,9 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
     values = override(read_toml(path), settings or {})
     known = {"question", "target", "data", "train", "drafter", "arms", "decode", "evaluate", "compare"}
     _refuse_unknown(values, known, str(path))
-    if target is not None and target != values.get("target", "pocket"):
-        # Layer numbers are those of the file's own target; another one has its default taps.
-        values = {**values, "drafter": {k: v for k, v in values.get("drafter", {}).items() if k != "tap_layers"}}
-    target = target or values.get("target", "pocket")
+    values, target = _for_target(values, target)
     where = str(path)
-    arms = list(_arms(values, str(target), where))
+    arms = list(_arms(values, target, where))
     decodes = [parse(DecodeConfig, fields, where=f"{where} [decode]") for fields in _product(values.get("decode", {}))]
     evaluate = parse(EvaluateConfig, _tuples(values.get("evaluate", {})), where=f"{where} [evaluate]")
     cells = tuple(Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes)

@@ -109,10 +109,6 @@ class Target:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Input embeddings, [...] -> [..., H]."""
-        return nn.functional.embedding(ids, self.embedding)
-
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the usable ids, [..., H] -> [..., vocab_size]."""
         return nn.functional.linear(hidden, self.head_weight)

@@ -53,9 +53,6 @@ class DraftTree:
                 children[parent].append(node)
         return children
 
-    def to(self, device: torch.device | str) -> DraftTree:
-        return DraftTree(**{name: getattr(self, name).to(device) for name in PADDING})
-
     def render(self, decode: Callable[[int], str] = str, accepted: Collection[int] = ()) -> str:
         """The tree as text, one node a line: marker of the nodes in `accepted`, token, probability under its parent."""
         tokens, scores, parents = self.tokens.tolist(), self.scores.double(), self.parents
