@@ -27,7 +27,7 @@ test: lint  ## the whole test suite, one process a core
 
 lint: env  ## style, types and who may import whom
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 ablate: env  ## train what is missing, measure every cell, write tables and figures
