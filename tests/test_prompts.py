@@ -129,17 +129,21 @@ def test_world_sets_are_balanced_and_of_their_split(name, split):
     assert drawn != prompts.prompt_set(name, count=12, seed=1)
 
 
-def test_real_sets_come_from_a_folder(file, tmp_path):
-    file(GOOD * 3, "gsm8k.jsonl")
-    file(b'{"turns": ["Write a post.", "Now make it rhyme."]}\n', "mt-bench.jsonl")
+def test_real_sets_come_from_files(file, tmp_path):
+    gsm8k = file(GOOD * 3, "gsm8k.jsonl")
+    mt_bench = file(b'{"turns": ["Write a post.", "Now make it rhyme."]}\n', "mt-bench.jsonl")
     file(b"\xe9\0", "._gsm8k.jsonl")
-    assert [prompt.id for prompt in prompts.prompt_set("gsm8k", count=2, folder=tmp_path)] == ["gsm8k-001", "gsm8k-002"]
+    named = prompts.prompt_set(str(gsm8k), count=2)
+    assert [(prompt.id, prompt.domain) for prompt in named] == [("gsm8k-001", "math"), ("gsm8k-002", "math")]
     # mt-bench lists user messages only; the second needs the target's own reply to the first.
-    (bench,) = prompts.prompt_set("mt-bench", folder=tmp_path)
+    (bench,) = prompts.prompt_set(str(mt_bench))
     assert bench == prompts.Prompt(id="mt-bench-001", domain="chat", turns=("Write a post.",))
-    assert prompts.prompt_set(str(tmp_path / "mt-bench.jsonl"))[0].turns == bench.turns
-    with pytest.raises(ValueError, match=r"no mbpp\.jsonl in .*; its JSONL files: gsm8k\.jsonl, mt-bench\.jsonl$"):
-        prompts.prompt_set("mbpp", folder=tmp_path)
+    together = [prompt.id for prompt in prompts.prompt_set(str(tmp_path))]
+    assert together[:3] == ["gsm8k-001", "mt-bench-001", "gsm8k-002"]
+    assert [prompt.id for prompt in prompts.prompt_set(str(tmp_path), count=2)] == together[:2]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty: no JSONL file in this folder"):
+        prompts.prompt_set(str(tmp_path / "empty"))
 
 
 def test_real_sets_come_from_the_hub(file, monkeypatch):
@@ -167,7 +171,7 @@ def test_an_unreachable_set_names_both_ways(monkeypatch):
         raise hub.errors.LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(hub, "hf_hub_download", offline)
-    with pytest.raises(ValueError, match=r"'aime25' cannot be fetched.*folder that holds aime25\.jsonl, or connect"):
+    with pytest.raises(ValueError, match=r"'aime25' cannot be fetched.*path of a file aime25\.jsonl, or connect"):
         prompts.prompt_set("aime25")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.shipped import check_replay_is_live
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import prompt_set
 from treedraft.drafter import load_drafter, shipped_drafters
@@ -41,6 +42,10 @@ def test_seeded_samples_equal_plain_decoding(pocket: Target) -> None:
         config = DecodeConfig(mode="tree", depth=23, temperature=1.0)
         result = generate(pocket, drafter, ids, config=config, max_new_tokens=40, seed=seed)
         assert result.ids == generate_plain(pocket, ids, temperature=1.0, max_new_tokens=40, seed=seed).ids, prompt.id
+
+
+def test_replay_is_live_round_by_round(pocket: Target) -> None:
+    check_replay_is_live(pocket, prompt_set("world", count=6), depth=23, max_new_tokens=40)
 
 
 def test_shipped_drafters_are_small_and_say_how_they_were_trained() -> None:

@@ -1,7 +1,8 @@
-"""`python -m treedraft.bench tree|train`: speed as a ratio of two things measured in one run.
+"""`python -m treedraft.bench tree|train|vocabulary`: one thing against another, measured in one run.
 
-tree   builds a conditional 255-node tree with the heap and with the batched builder, at the shapes of a target
-train  one optimiser step: blocks a second, and the share of the machine's own matrix-product rate
+tree        builds a conditional 255-node tree with the heap and with the batched builder, at the shapes of a target
+train       one optimiser step: blocks a second, and the share of the machine's own matrix-product rate
+vocabulary  what a reduced draft vocabulary costs in tau: the same drafter restricted to it and unrestricted
 """
 
 from __future__ import annotations
@@ -52,8 +53,23 @@ class TrainArguments:
     """Also write the numbers to this JSON file."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyArguments:
+    """Flags of `bench vocabulary`."""
+
+    target: str = "smollm2-135m"
+    drafter: str | None = None
+    """A shipped name or a folder (default: the target's default drafter)."""
+    count: int = 10
+    """Prompts of each set of the target's evaluation prompts."""
+    max_new_tokens: int = 96
+    depth: int = 15
+    output: Path | None = None
+    """Also write the numbers to this JSON file."""
+
+
 def main() -> int:
-    commands: dict[str, Callable[[], int]] = {"tree": _tree, "train": _train}
+    commands: dict[str, Callable[[], int]] = {"tree": _tree, "train": _train, "vocabulary": _vocabulary}
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return 0
@@ -167,6 +183,54 @@ def _train() -> int:
               "blocks_per_second": blocks / step, "gflop_per_step": flops / 1e9, "matmul_gflops": rate / 1e9,
               "share": share}  # fmt: skip
     return _finish(record, arguments.output)
+
+
+def _vocabulary() -> int:
+    arguments = parse_arguments(
+        VocabularyArguments, program="python -m treedraft.bench vocabulary", description=__doc__ or ""
+    )
+    import numpy as np
+    import torch
+
+    from treedraft import metrics
+    from treedraft.config import DecodeConfig
+    from treedraft.data.prompts import default_set, prompt_set
+    from treedraft.drafter import load_drafter
+    from treedraft.evaluate import Replay, record
+    from treedraft.targets import load_target
+
+    target = load_target(arguments.target)
+    drafter = load_drafter(arguments.drafter, target=target)
+    restricted = drafter.d2t
+    if len(restricted) == target.vocab_size:
+        raise ValueError(f"this drafter drafts all {target.vocab_size:,} tokens of {target.name}: nothing to compare")
+    if any(len(restricted) in weight.shape for weight in drafter.correction.parameters()):
+        raise ValueError("this drafter's correction has weights for its draft vocabulary alone; choose another one")
+    everything = prompt_set(default_set(target.name))
+    domains = dict.fromkeys(prompt.domain for prompt in everything)
+    prompts = [item for name in domains for item in [p for p in everything if p.domain == name][: arguments.count]]
+    texts = record(target, prompts, temperature=0.0, seeds=[0], max_new_tokens=arguments.max_new_tokens)
+    replay, decodes = Replay(target, texts), {mode: DecodeConfig(mode=mode, depth=arguments.depth) for mode in ("chain", "tree")}
+    drafted = np.zeros(target.vocab_size, dtype=bool)
+    drafted[restricted.numpy(force=True)] = True
+    answers = np.concatenate([text.ids[text.prompt_length :] for text in texts])
+    result: dict[str, Any] = {
+        "benchmark": "vocabulary", "target": target.name, "draft_vocab_size": len(restricted), "prompts": len(prompts),
+        "depth": arguments.depth, "outside": float(1 - drafted[answers].mean()),
+    }  # fmt: skip
+    print(f"{target.name}, greedy, {len(prompts)} prompts x {arguments.max_new_tokens} tokens; outside the "
+          f"{len(restricted):,} drafted tokens: {result['outside']:.2%} of the answers")  # fmt: skip
+    rounds = {mode: [replay.run(drafter, config)] for mode, config in decodes.items()}
+    drafter.d2t = torch.arange(target.vocab_size, device=restricted.device)
+    drafter.attach(target)
+    for mode, config in decodes.items():
+        rounds[mode].append(replay.run(drafter, config))
+        gap = metrics.paired_difference(*map(metrics.counts_of, rounds[mode]))
+        taus = [metrics.tau(part) for part in rounds[mode]]
+        result[mode] = {"tau_restricted": taus[0], "tau_unrestricted": taus[1],
+                        "difference": [gap.value, gap.low, gap.high]}  # fmt: skip
+        print(f"  {mode:<5}  tau restricted {taus[0]:.3f}, unrestricted {taus[1]:.3f}, difference {gap}")
+    return _finish(result, arguments.output)
 
 
 def _smollm2_shaped(

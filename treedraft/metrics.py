@@ -104,6 +104,14 @@ class Counts:
     rounds: Sequence[float]
 
 
+def counts_of(rounds: Sequence[Rounds]) -> Counts:
+    return Counts(
+        prompts=[item.prompt for item in rounds],
+        emitted=[float(item.emitted.sum()) for item in rounds],
+        rounds=[float(item.num_rounds) for item in rounds],
+    )
+
+
 def paired_difference(first: Counts, second: Counts, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
     """tau(first) - tau(second) with a paired percentile bootstrap over prompts (both arms resampled alike)."""
     return seeded_difference([first], [second], draws=draws, seed=seed)

@@ -73,7 +73,7 @@ class TrainStep(nn.Module):
         labels = self.columns[batch.labels.flatten(0, 1)[supervised]]
         row_losses = self._rows(draft_logits, labels, batch.teacher.flatten(0, 1)[supervised])
         matches = torch.zeros_like(supervised)
-        matches[supervised] = draft_logits.detach().argmax(-1) == labels
+        matches[supervised] = draft_logits.detach().float().argmax(-1) == labels  # bfloat16 argmax is slow on CPUs
         return StepSums(
             loss=(row_losses * weights[supervised]).sum(),
             matches=matches.sum(0),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from treedraft.ops.layers import MLP, Attention, Shape, block_attention
+from treedraft.ops.layers import MLP, Attention, RMSNorm, Shape, block_attention
 
 Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -55,8 +55,8 @@ class DraftLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     def forward(
         self,
@@ -81,7 +81,7 @@ class BlockBackbone(nn.Module, ABC):
         self.config = config
         self.shape = config.apply(shape)
         self.layers = nn.ModuleList(DraftLayer(self.shape) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     @abstractmethod
     def block_mask(self, num_slots: int, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from treedraft.ops.layers import Shape
+from treedraft.ops.layers import RMSNorm, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Component(nn.Module):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__()
         self.fc = nn.Linear(shape.num_taps * shape.hidden_size, shape.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.hidden_norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     def forward(self, taps: Tensor) -> Tensor:
         """taps [..., C] -> features [..., H]."""

@@ -74,8 +74,6 @@ class FeatureCache:
 
     def fill(self) -> None:
         """Compute every chunk that is missing or fails its checksum, then open all of them."""
-        manifest = {"width": self.width, "sequences": self.sequences.digest, "chunk": CHUNK}
-        files.write_json(self.folder / "manifest.json", manifest)
         chunks = range(0, self.num_sequences, CHUNK)
         missing = [first for first in chunks if not self._open(first)]
         for first in tqdm(missing, desc="features", unit="chunk", disable=None if len(missing) > 1 else True):

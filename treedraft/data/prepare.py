@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 
-from treedraft import files
 from treedraft.config import DataConfig, short_hash
 from treedraft.data.features import Sequences
 from treedraft.data.tokens import MANIFEST, SHIPPED, TokenStore
@@ -19,7 +19,8 @@ _WORLD_TARGETS = ("pocket", "tiny")
 def training_sequences(target: Target, config: DataConfig) -> Sequences:
     """The first `config.tokens` response tokens of the target's training store.
 
-    ValueError if there is none, or it is another target's.
+    Their digest is of their ids, so a store that has grown since gives the same one. ValueError if there is no store,
+    or it is another target's.
     """
     store = _store(target, config)
     store.check(target)
@@ -30,8 +31,8 @@ def training_sequences(target: Target, config: DataConfig) -> Sequences:
         num_tokens += len(conversation.ids) - conversation.prompt_length
         ids.append(conversation.ids)
         prompt_lengths.append(conversation.prompt_length)
-    digest = short_hash({"manifest": files.sha256(store.folder / MANIFEST), "sequences": len(ids)})
-    return Sequences(ids=ids, prompt_lengths=np.array(prompt_lengths), digest=digest)
+    content = hashlib.sha256(np.concatenate([*ids, prompt_lengths]).astype("<i8").tobytes())
+    return Sequences(ids=ids, prompt_lengths=np.array(prompt_lengths), digest=content.hexdigest()[:8])
 
 
 def _store(target: Target, config: DataConfig) -> TokenStore:

@@ -11,7 +11,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -257,27 +257,30 @@ HUB_SETS = {
 NAMES = (*_WORLD_SPLITS, *SHIPPED, "shipped", *HUB_SETS)
 
 
-def prompt_set(name: str, *, count: int | None = None, folder: Path | str | None = None, seed: int = 0) -> list[Prompt]:
-    """At most `count` prompts of a named set (`NAMES`) or of a path that ends in .jsonl; default all, of a world 120.
+def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Prompt]:
+    """At most `count` prompts of a named set (`NAMES`), a JSONL file or a folder of them; default all, of a world 120.
 
-    "world", "world-validation" and "shipped" take turns between the domains, so any count is balanced to within one.
-    `seed` draws the world's examples and nothing else. A real set (gsm8k to alpaca) is `folder`/NAME.jsonl if a folder
-    is given, else it comes from the hub. ValueError: unknown name, bad file, set that cannot be reached.
+    Where a set has several domains or files they take turns: the first of each, the second of each, ..., so that
+    "world", "world-validation" and "shipped" are balanced to within one. `seed` draws the world's examples and nothing
+    else. A real set (gsm8k to alpaca) comes from the hub; a file called NAME.jsonl is read as that set.
+    ValueError: unknown name, bad file, set that cannot be reached.
     """
     _check_count("count", count)
     if name.endswith(".jsonl"):
-        path = Path(name)
-        return _read(path, limit=count, domain=None, users_only=path.stem in _USERS_ONLY)
+        return _from_file(Path(name), count)
     if name in _WORLD_SPLITS:
         return _world(name, _WORLD_DEFAULT_COUNT if count is None else count, seed)
     if name in SHIPPED or name == "shipped":
         sets = [read_jsonl(_SHIPPED_FOLDER / f"{one}.jsonl") for one in (SHIPPED if name == "shipped" else (name,))]
         return _take_turns(sets, count)
-    if name not in HUB_SETS:
-        raise ValueError(registry.unknown("prompt set", name, list(NAMES)) + ", or a path ending in .jsonl")
-    if folder is not None:
-        return _from_folder(name, Path(folder), count)
-    return _from_hub(name, count)
+    if name in HUB_SETS:
+        return _from_hub(name, count)
+    if Path(name).is_dir():
+        files = sorted(path for path in Path(name).glob("*.jsonl") if not path.name.startswith("."))
+        if not files:
+            raise ValueError(f"{name}: no JSONL file in this folder")
+        return _take_turns([_from_file(path, count) for path in files], count)
+    raise ValueError(registry.unknown("prompt set", name, list(NAMES)) + ", a path ending in .jsonl, or a folder")
 
 
 def default_set(target_name: str) -> str:
@@ -302,8 +305,9 @@ def _check_count(what: str, value: int | None) -> None:
 
 
 def _take_turns(sets: list[list[Prompt]], count: int | None) -> list[Prompt]:
-    """The first of every set, the second of every set, ...: sets of one length, so a prefix is balanced."""
-    return list(islice(chain.from_iterable(zip(*sets, strict=True)), count))
+    """The first of every set, the second of every set that has one, ..."""
+    turns = chain.from_iterable(zip_longest(*sets))
+    return list(islice((prompt for prompt in turns if prompt is not None), count))
 
 
 def _world(name: str, count: int, seed: int) -> list[Prompt]:
@@ -322,12 +326,9 @@ def _world(name: str, count: int, seed: int) -> list[Prompt]:
     return _take_turns(sets, count)
 
 
-def _from_folder(name: str, folder: Path, count: int | None) -> list[Prompt]:
-    path = folder / f"{name}.jsonl"
-    if not path.is_file():
-        found = sorted(file.name for file in folder.glob("*.jsonl") if not file.name.startswith("."))
-        raise ValueError(f"no {path.name} in {folder}; its JSONL files: {', '.join(found) or 'none'}")
-    return _read(path, limit=count, domain=HUB_SETS[name].domain, users_only=name in _USERS_ONLY)
+def _from_file(path: Path, count: int | None) -> list[Prompt]:
+    known = HUB_SETS.get(path.stem)
+    return _read(path, limit=count, domain=known.domain if known else None, users_only=path.stem in _USERS_ONLY)
 
 
 def _from_hub(name: str, count: int | None) -> list[Prompt]:
@@ -350,7 +351,7 @@ def _from_hub(name: str, count: int | None) -> list[Prompt]:
 
 def _download(name: str, source: HubSet) -> Path:
     """The set's file in the hub's cache, fetched once; HF_HUB_OFFLINE=1 skips the hub's half minute of retries."""
-    hint = f"name a folder that holds {name}.jsonl, or connect to the hub once to fetch {source.repository}"
+    hint = f"give the path of a file {name}.jsonl, or connect to the hub once to fetch {source.repository}"
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import (
@@ -388,6 +389,6 @@ def _parquet_rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
         frame = pandas.read_parquet(path)
     except ImportError as error:
         raise ValueError(
-            f"prompt set {name!r} is a parquet file: pip install pyarrow, or name a folder that holds {name}.jsonl"
+            f"prompt set {name!r} is a parquet file: pip install pyarrow, or give the path of a file {name}.jsonl"
         ) from error
     return iter(frame.to_dict("records"))

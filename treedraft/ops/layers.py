@@ -38,6 +38,13 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine.unsqueeze(-2) + rotated * sine.unsqueeze(-2)
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the type of its input: under autocast a weight of another type would cost the fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation over the last axis, without parameters."""
     return nn.functional.rms_norm(x, (x.shape[-1],), eps=eps)
@@ -53,8 +60,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        self.q_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
     def queries(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[..., H] -> [..., h, d], normalised, rotated and scaled by 1 / sqrt(d)."""
