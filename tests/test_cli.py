@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -95,7 +96,6 @@ def test_no_network_and_no_cache_says_what_to_run(tmp_path: Path) -> None:
 
 
 def test_decode_prints_tau_and_identity(smoke: Path, tmp_path: Path) -> None:
-    import json
 
     trained = next((smoke / "train").glob("*causal-attention*/drafter"))
     flags = ["--target", "tiny", "--drafter", str(trained), "--compare", "--max-new-tokens", "24"]
@@ -106,6 +106,23 @@ def test_decode_prints_tau_and_identity(smoke: Path, tmp_path: Path) -> None:
         assert 1 <= record["tau"] <= 6 and record["speedup"] > 0
     shown = run("treedraft.decode", *flags, "--show-tree", "--depth", "3", "--budget", "8", "hello there", runs=tmp_path)
     assert "identical to plain decoding" in shown.stdout and "└─" in shown.stdout and "stages:" in shown.stdout
+
+
+def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> None:
+    settings = ("drafter.draft_vocab_size=32", "train.steps=20", "data.tokens=1500", "data.max_new_tokens=24")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    trained = run("treedraft.train", "--target", "tiny", *flags, "--export", str(tmp_path / "drafter"), runs=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    flags = ["--target", "tiny", "--drafter", str(tmp_path / "drafter"), "--max-new-tokens", "16", "--depth", "5"]
+    out = tmp_path / "numbers.json"
+    measured = run("treedraft.bench", "vocabulary", *flags, "--count", "3", "--output", str(out), runs=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    record = json.loads(out.read_text())
+    assert record["draft_vocab_size"] == 32 and record["prompts"] == 9 and 0 < record["outside"] < 1
+    for mode in ("chain", "tree"):
+        low, high = record[mode]["difference"][1:]
+        gap = record[mode]["tau_restricted"] - record[mode]["tau_unrestricted"]
+        assert record[mode]["tau_restricted"] >= 1 and low - 1e-9 <= gap <= high + 1e-9
 
 
 def test_second_call_does_nothing_and_prints_the_same(smoke: Path) -> None:

@@ -26,6 +26,7 @@ from treedraft.data import features as features_module
 from treedraft.data.anchors import batch_for_step, usable_sequences
 from treedraft.data.features import FeatureCache
 from treedraft.drafter import Drafter, Prefix
+from treedraft.ops.layers import RMSNorm
 from treedraft.targets import load_target
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.hf import Target
@@ -467,3 +468,9 @@ def test_a_reduced_vocabulary_trains(tiny: Target, features: FeatureCache, tmp_p
     result = Trainer(drafter=drafter, target=tiny, features=features, config=config_with(objective=objective), folder=tmp_path).run()
     assert 0 <= result["agreement"] <= 1 and 1 <= result["expected_tau"] <= 1 + drafter.depth
     assert torch.equal(Drafter.from_pretrained(tmp_path / "drafter", target=tiny).d2t, d2t)
+
+
+def test_norms_keep_the_type_of_their_input() -> None:
+    norm, x = RMSNorm(8), torch.randn(3, 8)
+    assert norm(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(norm(x), torch.nn.RMSNorm(8)(x), rtol=0, atol=0)

@@ -204,8 +204,8 @@ def _vocabulary() -> int:
     restricted = drafter.d2t
     if len(restricted) == target.vocab_size:
         raise ValueError(f"this drafter drafts all {target.vocab_size:,} tokens of {target.name}: nothing to compare")
-    if any(len(restricted) in weight.shape for weight in drafter.correction.parameters()):
-        raise ValueError("this drafter's correction has weights for its draft vocabulary alone; choose another one")
+    if drafter.config.correction["name"] == "markov":
+        raise ValueError("a markov correction has weights for its draft vocabulary alone; choose another drafter")
     everything = prompt_set(default_set(target.name))
     domains = dict.fromkeys(prompt.domain for prompt in everything)
     prompts = [item for name in domains for item in [p for p in everything if p.domain == name][: arguments.count]]
