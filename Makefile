@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --progress-bar off --editable ".[test]"
 	@touch $@
 
-test: lint  ## the whole test suite, one process a core
+test: lint  ## the whole test suite, WORKERS processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: env  ## style, types and who may import whom

@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from treedraft.grid import load_grid
 
 ROOT = Path(__file__).parents[1]
 
@@ -146,8 +149,6 @@ def test_killed_grid_ends_with_the_same_numbers(smoke: Path, tmp_path: Path) -> 
     result = run("treedraft.ablate", "--grid", "smoke", runs=tmp_path)
     assert result.returncode == 0, result.stderr
     columns = ["cell", "tau", "survival", "rounds", "emitted"]
-    import pandas as pd
-
     first, second = (pd.read_csv(runs / "grids/smoke/smoke.cells.csv")[columns] for runs in (smoke, tmp_path))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
 
@@ -157,6 +158,15 @@ def test_one_cell_runs_alone_and_failed_cells_do_not_stop_the_others(smoke: Path
     cell_id = listed[0].split()[1]
     alone = run("treedraft.ablate", "--grid", "smoke", "--cell", cell_id, runs=tmp_path)
     assert alone.returncode == 0 and f'"cell": "{cell_id}"' in alone.stdout
-    broken = tmp_path / "train" / listed[-1].split()[1].rsplit("-", 4)[0]
     again = run("treedraft.ablate", "--grid", "smoke", "--dry-run", runs=tmp_path).stdout.splitlines()
-    assert again[0].startswith("done") and again[-1].startswith("missing"), broken
+    assert again[0].startswith("done") and again[-1].startswith("missing")
+    broken = load_grid(ROOT / "ablations/smoke.toml").arms[-1]
+    damaged = tmp_path / "train" / broken.train_id / "checkpoint.pt"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"not a checkpoint")
+    whole = run("treedraft.ablate", "--grid", "smoke", runs=tmp_path)
+    assert whole.returncode == 1 and "damaged checkpoint" in whole.stderr
+    rows = pd.read_csv(tmp_path / "grids/smoke/smoke.cells.csv")
+    failed = rows["status"].str.startswith("failed")
+    assert set(rows["label"][failed]) == {broken.label} and (rows["status"][~failed] == "ok").all()
+    assert len(rows) == len(listed) and set(rows["train_steps"].dropna()) == {12}

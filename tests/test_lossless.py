@@ -99,6 +99,17 @@ def test_output_is_plain_decoding_in_fp64(tiny64: Target, trained: dict[str, Any
     assert max(item.tau for item in results if item.rounds) > 1.2, "drafts are accepted somewhere"
 
 
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+def test_greedy_output_is_plain_decoding_on_200_prompts(tiny64: Target, trained: dict[str, Any], mode: Any) -> None:
+    drafters = [load(trained, tiny64, backbone, correction) for backbone in BACKBONES for correction in CORRECTIONS]
+    prompts = random_prompts(tiny64, 200, seed=11)
+    plain = generate_batch(tiny64, prompts, max_new_tokens=16, temperature=0.0, seeds=[0] * 200, batch_size=64)
+    for i, (prompt, expected) in enumerate(zip(prompts, plain, strict=True)):
+        config = DecodeConfig(mode=mode, depth=(5, 9)[i % 2], width=3, budget=24)
+        found = generate(tiny64, drafters[i % len(drafters)], prompt, config=config, max_new_tokens=16)
+        assert found.ids == expected, (i, prompt)
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_output_is_plain_decoding_in_fp32(tiny: Target, trained: dict[str, Any], backbone: str) -> None:
     drafters = [load(trained, tiny, backbone, correction) for correction in CORRECTIONS]

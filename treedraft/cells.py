@@ -6,6 +6,7 @@ was, and two machines that share a disk skip each other's finished cells.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from treedraft.drafter import Drafter, shape_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
-from treedraft.run import commit, hardware, runs_folder, seed_everything
+from treedraft.run import commit, hardware, rank_and_world, runs_folder, seed_everything
 from treedraft.targets import load_target, parse_dtype
 from treedraft.targets.hf import Target
 from treedraft.trainer import Trainer
@@ -40,6 +41,16 @@ def cell_folder(cell: Cell) -> Path:
 
 def is_done(folder: Path) -> bool:
     return (folder / "result.json").is_file()
+
+
+def steps_done(arm: Arm) -> int:
+    """Steps that an arm has been trained for, as far as its metrics say."""
+    folder = train_folder(arm)
+    if is_done(folder):
+        return arm.train.steps
+    metrics_path = folder / "metrics.jsonl"
+    lines = metrics_path.read_text(encoding="utf-8").splitlines() if metrics_path.is_file() else []
+    return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else 0
 
 
 class Workbench:
@@ -102,7 +113,7 @@ class Workbench:
             sequences = training_sequences(self.target, data)
             cache = FeatureCache(runs_folder() / "features", self.target, sequences, limit_gb=self.cache_gb)
             print(cache.estimate(), file=sys.stderr)
-            cache.fill()
+            cache.fill(*rank_and_world())
             self._features[key] = cache
         return self._features[key]
 
@@ -199,7 +210,8 @@ def write_rows(
 
     for name, rows in (("cells", cell_rows), ("prompts", prompt_rows)):
         with files.replacing(folder / f"{grid.name}.{name}.csv") as path:
-            pd.DataFrame(list(rows)).to_csv(path, index=False, float_format="%.6g")
+            # A failed cell lacks counts; integers beside a gap stay integers.
+            pd.DataFrame(list(rows)).convert_dtypes().to_csv(path, index=False, float_format="%.6g")
     record = {
         "name": grid.name,
         "question": grid.question,

@@ -35,7 +35,7 @@ def shape_for(target: Target, config: DrafterConfig) -> Shape:
         intermediate_size=target.config.intermediate_size,
         rms_norm_eps=target.config.rms_norm_eps,
         vocab_size=target.vocab_size,
-        draft_vocab_size=min(config.draft_vocab_size or target.vocab_size, target.vocab_size),
+        draft_vocab_size=min(config.draft_vocab_size or target.default_draft_vocab_size, target.vocab_size),
         num_taps=len(config.tap_layers or target.default_tap_layers),
     )
 
@@ -241,7 +241,7 @@ class Prefix:
         )
 
     def _grow(self, like: Memory, rows: int) -> None:
-        self.capacity = max(2 * self.capacity, rows)
+        self.capacity = max(2 * self.capacity if self._keys else self.capacity, rows)
         for name, added in (("_keys", like.keys), ("_values", like.values)):
             fresh = [tensor.new_zeros((1, self.capacity, *tensor.shape[2:])) for tensor in added]
             for new, old in zip(fresh, getattr(self, name), strict=False):

@@ -209,7 +209,9 @@ def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:
     if drafter.context["name"] != "full":
         parts.insert(1, _words(drafter.context, numbers))
     if numbers:
-        parts.append(f"b{drafter.block_size}")
+        parts += [f"b{drafter.block_size}"] + ([drafter.layout] if drafter.layout != "fill-in" else [])
+        parts += [f"v{drafter.draft_vocab_size}"] if drafter.draft_vocab_size else []
+        parts += ["taps" + "-".join(map(str, drafter.tap_layers))] if drafter.tap_layers else []
     return "/".join(parts)
 
 

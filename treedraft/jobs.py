@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import sys
 import threading
 import time
 import traceback
@@ -13,8 +15,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 import torch
 from tqdm import tqdm
 
-from treedraft.cells import Workbench, cell_folder, is_done, train_folder
+from treedraft.cells import Workbench, cell_folder, is_done, steps_done, train_folder
 from treedraft.grid import Cell
+
+_CELL_STEPS = 40  # measuring a cell takes about as long as that many training steps
 
 _bench: Workbench | None = None
 
@@ -26,30 +30,45 @@ def run_side_by_side(bench: Workbench, groups: Sequence[Sequence[Cell]], jobs: i
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = jobs if jobs is not None else (1 if bench.target.device.type == "cuda" else cores)
+    # Not of how many arms are left: sums round otherwise with other threads, and a resumed grid has to end the same.
+    threads = max(1, cores // wanted)
     wanted = min(wanted, len(groups))
     for group in groups:
         if not is_done(train_folder(group[0].arm)):
             bench.features(group[0].arm.data, group[0].arm.drafter)
         for cell in group:
             bench.replay(cell.evaluate, cell.decode.temperature)
-    cells = [cell for group in groups for cell in group]
     failures: dict[str, str] = {}
-    with tqdm(total=len(cells), desc="cells", unit="cell", disable=None, smoothing=0.1) as bar:
+    with tqdm(total=sum(map(_work, groups)), desc="steps", unit="step", disable=None, smoothing=0.1) as bar:
+        before = sum(map(_done, groups))
         if wanted == 1:
+            torch.set_num_threads(threads)
             for group in groups:
                 failures |= run_group(bench, group)
-                bar.update(len(group))
+                bar.update(sum(map(_done, groups)) - before - bar.n)
             return failures
-        with ProcessPoolExecutor(
-            wanted, multiprocessing.get_context("spawn"), _start, (bench.settings, max(1, cores // wanted), os.getpid())
-        ) as pool:
+        setup = bench.settings, threads, os.getpid()
+        pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"), _start, setup)
+        try:
             futures = [pool.submit(_run_in_worker, list(group)) for group in groups]
             while not all(future.done() for future in futures):
                 time.sleep(0.5)
-                bar.update(sum(is_done(cell_folder(cell)) for cell in cells) - bar.n)
+                bar.update(sum(map(_done, groups)) - before - bar.n)
             for group, future in zip(groups, futures, strict=True):
                 failures |= _outcome(group, future)
+        finally:
+            pool.shutdown(cancel_futures=True)
     return failures
+
+
+def _work(group: Sequence[Cell]) -> int:
+    """What is still to do for an arm, in steps of its training; a cell counts as _CELL_STEPS of them."""
+    return group[0].arm.train.steps + _CELL_STEPS * len(group) - _done(group)
+
+
+def _done(group: Sequence[Cell]) -> int:
+    measured = sum(is_done(cell_folder(cell)) for cell in group)
+    return steps_done(group[0].arm) + _CELL_STEPS * measured
 
 
 def run_group(bench: Workbench, group: Sequence[Cell]) -> dict[str, str]:
@@ -82,11 +101,18 @@ def _reason(error: Exception) -> str:
 
 def _start(settings: dict[str, object], threads: int, parent: int) -> None:
     """Prepare a worker: its share of the cores, no bars of its own, and an end when the parent is gone."""
-    os.environ["TQDM_DISABLE"] = "1"
+    sys.stderr = _NoTerminal(sys.stderr.buffer, line_buffering=True)
     torch.set_num_threads(threads)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     global _bench
     _bench = Workbench(**settings)  # pyright: ignore[reportArgumentType]
+
+
+class _NoTerminal(io.TextIOWrapper):
+    """Standard error without bars: the parent's would be overwritten."""
+
+    def isatty(self) -> bool:
+        return False
 
 
 def _leave_with(parent: int) -> None:

@@ -47,13 +47,13 @@ class _ForwardKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+        ctx.dtype = draft_logits.dtype
         draft_logits, target_logits = _wide(draft_logits), _wide(target_logits)
         # softmax, not exp of log_softmax: exp is some twenty times slower where its result underflows.
         target = torch.softmax(target_logits, -1)
         log_ratio = torch.log_softmax(target_logits, -1).sub_(torch.log_softmax(draft_logits, -1))
         divergence = (target * log_ratio).sum(-1)
         ctx.save_for_backward(torch.softmax(draft_logits, -1).sub_(target))
-        ctx.dtype = draft_logits.dtype
         return divergence
 
     @staticmethod

@@ -19,6 +19,11 @@ def assets_folder() -> Path:
     return Path(__file__).parent / "assets"
 
 
+def rank_and_world() -> tuple[int, int]:
+    """This process's number and how many there are, as torchrun says; (0, 1) without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def seed_everything(seed: int) -> None:
     """Initial weights come from torch's global generator; everything else takes a generator or a key of its own."""
     import torch

@@ -182,9 +182,9 @@ def _round(
     with ledger.stage("commit"):
         target.commit(path)
         prefix.append(verified.taps[path])
-    # The bonus token of a path that fills the window has no position left.
-    room = target.max_length - 1 - length
-    emitted = stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
+        # The bonus token of a path that fills the window has no position left.
+        room = target.max_length - 1 - length
+        emitted = stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
     result.rounds.append(Round(tree=tree, path=path.tolist(), emitted=emitted))
     return bonus
 
@@ -212,14 +212,16 @@ def generate_plain(
 
 
 def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
-    """The numbers of one generation, and of its comparison with plain decoding, as plain values."""
-    seconds = sum(speculative.seconds.values())
-    decoding = seconds - speculative.seconds["prefill"]
+    """The numbers of one generation, and of its comparison with plain decoding, as plain values.
+
+    Rates and speed-up are of decoding alone: the prompt, and the first token with it, costs both the same.
+    """
+    decoding = sum(speculative.seconds.values()) - speculative.seconds["prefill"]
     accepted = speculative.counts().accepted
     record: dict[str, Any] = {
         "tau": speculative.tau if speculative.rounds else None,
         "tokens": len(speculative.ids),
-        "tokens_per_second": len(speculative.ids) / seconds if seconds else float("nan"),
+        "tokens_per_second": _rate(speculative, decoding),
         "rounds": len(speculative.rounds),
         "finish_reason": speculative.finish_reason,
         "seconds": {name: round(value, 4) for name, value in speculative.seconds.items()},
@@ -230,8 +232,12 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
         plain_decoding = plain.seconds["verify"]
         record |= {
             "identical": plain.ids == speculative.ids,
-            "plain_tokens_per_second": len(plain.ids) / max(sum(plain.seconds.values()), 1e-9),
+            "plain_tokens_per_second": _rate(plain, plain_decoding),
             "speedup": plain_decoding / decoding if decoding > 0 else float("nan"),
         }
     return record
 
+
+def _rate(generation: Generation, decoding: float) -> float:
+    """Tokens a second after the first."""
+    return (len(generation.ids) - 1) / decoding if decoding > 0 else float("nan")

@@ -74,9 +74,11 @@ def _use_own_gpu() -> int:
 
     import torch
 
+    from treedraft.run import rank_and_world
+
     if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return int(os.environ.get("RANK", "0"))
+    return rank_and_world()[0]
 
 
 def _arm(arguments: Arguments) -> Arm:

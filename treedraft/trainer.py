@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import struct
 import time
@@ -28,6 +27,7 @@ from treedraft.config import TrainConfig
 from treedraft.data.anchors import Batch, batch_for_step, usable_sequences
 from treedraft.data.features import FeatureCache
 from treedraft.drafter import Drafter
+from treedraft.run import rank_and_world
 from treedraft.targets.hf import Target
 
 LOG_EVERY = 10
@@ -236,7 +236,7 @@ class Trainer:
             files.write_text(metrics_path, "".join(f"{line}\n" for line in kept))
 
     def _made_from(self) -> list[str]:
-        return [self.features.sequences.digest, self.target.fingerprint()]
+        return [self.features.sequences.digest, str(self.features.num_sequences), self.target.fingerprint()]
 
     def _checkpoint(self) -> None:
         if self.rank != 0:
@@ -276,6 +276,7 @@ class Trainer:
             "training": {
                 **asdict(self.config),
                 "data": self.features.sequences.digest,
+                "response_tokens": self.features.sequences.num_response_tokens(self.features.num_sequences),
                 "blocks": self.blocks,
                 "before": self.drafter.lineage,
             },
@@ -310,7 +311,7 @@ def _schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torch.op
 
 def _join_process_group(device: torch.device) -> tuple[int, int]:
     """(rank, world size) under torchrun, else (0, 1)."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    _, world = rank_and_world()
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return (dist.get_rank(), world) if world > 1 else (0, 1)

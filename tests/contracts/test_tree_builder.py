@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.tree_tables import LAWS, PathScorer, random_scorer, same, table
+from tests.tiny_drafters import make_drafter, randomise
+from treedraft.targets.hf import Target
 from treedraft.trees import builder_names, load_builder
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
@@ -88,6 +91,24 @@ def test_equals_the_heap_in_1000_cases() -> None:
         for request in range(num_requests):
             naive = heap_build(ANCHOR, scorer, budget=budget, width=width, depth=depth, request=request)
             assert same(trees.tree(request), naive), (case, law, request)
+
+
+def test_equals_the_heap_in_1000_trees_of_255_nodes_with_the_attention_correction(tiny64: Target) -> None:
+    """In float64, where one lane and many lanes round alike to 1e-12, so no two nodes change places."""
+    drafter = make_drafter(tiny64, correction={"name": "attention"})
+    randomise(drafter.correction, scale=0.5)
+    size, at_once = {"budget": 255, "width": 7, "depth": 15}, 50
+    for batch in range(20):
+        generator = torch.Generator().manual_seed(batch)
+        shape = at_once, size["depth"], tiny64.hidden_size
+        scale = torch.linspace(0.5, 8, at_once, dtype=torch.float64)[:, None, None]  # from flat laws to sure ones
+        hidden = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        trees = BestFirst(**size).build(torch.full((at_once,), ANCHOR), drafter.scorer(hidden))
+        for request in range(at_once):
+            tree = trees.tree(request)
+            naive = heap_build(ANCHOR, drafter.scorer(hidden[request : request + 1]), **size)
+            assert same(replace(tree, scores=naive.scores), naive), (batch, request)
+            torch.testing.assert_close(tree.scores, naive.scores, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("law", ["ties", "flat", "float32"])

@@ -7,6 +7,7 @@ damaged chunk is computed again.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ class Sequences:
     @property
     def num_rows(self) -> int:
         return sum(len(ids) for ids in self.ids)
+
+    def num_response_tokens(self, first: int) -> int:
+        """Of the first sequences."""
+        return sum(map(len, self.ids[:first])) - int(self.prompt_lengths[:first].sum())
 
 
 class FeatureCache:
@@ -72,13 +77,19 @@ class FeatureCache:
         tail = f"; {left_out} sequences left out by the limit" if left_out else ""
         return f"feature cache: {self.num_sequences} sequences, {self.num_bytes / 1e9:.2f} GB in {self.folder}{tail}"
 
-    def fill(self) -> None:
-        """Compute every chunk that is missing or fails its checksum, then open all of them."""
-        chunks = range(0, self.num_sequences, CHUNK)
-        missing = [first for first in chunks if not self._open(first)]
-        for first in tqdm(missing, desc="features", unit="chunk", disable=None if len(missing) > 1 else True):
+    def fill(self, rank: int = 0, world: int = 1) -> None:
+        """Compute every chunk that is missing or fails its checksum, then open all of them.
+
+        `world` processes share the work: each waits for the chunks of the others.
+        """
+        missing = [first for first in range(0, self.num_sequences, CHUNK) if not self._open(first)]
+        own = missing[rank::world]
+        for first in tqdm(own, desc="features", unit="chunk", disable=None if len(own) > 1 else True):
             self._compute(first)
-            assert self._open(first), "a chunk just written reads back"
+        for first in missing:
+            while not self._open(first):
+                assert first not in own, "a chunk just written reads back"
+                time.sleep(1)
 
     def rows(self, index: int) -> Tensor:
         """float16 [T, C + H] of one sequence."""

@@ -92,6 +92,7 @@ class Target:
         self._hooks: list[Any] = []
         self.tap_layers: tuple[int, ...] = ()
         self.default_tap_layers = tuple(tap_layers or default_tap_layers(self.num_layers))
+        self.default_draft_vocab_size = self.vocab_size
         self.tap(self.default_tap_layers)
         self.cache = self.new_cache(batch=1, capacity=256)
         self.length = 0
