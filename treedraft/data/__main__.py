@@ -47,7 +47,7 @@ class Show:
 
     folder: tyro.conf.Positional[Path]
     samples: int = 3
-    """Conversations to decode, spread over the store; this loads the target's tokenizer."""
+    """Conversations to decode, spread over the store; this loads the target."""
 
 
 def main() -> None:

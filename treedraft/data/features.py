@@ -106,13 +106,13 @@ class FeatureCache:
         if not (path.is_file() and record.is_file()):
             return False
         try:
-            rows = np.load(path, mmap_mode="c")
-        except (ValueError, EOFError, OSError):
+            rows, checksum = np.load(path, mmap_mode="c"), files.read_json(record)["crc32"]
+        except (ValueError, EOFError, OSError, KeyError):
             return False
         last = min(first + CHUNK, self.num_sequences)
         if rows.shape != (self.starts[last] - self.starts[first], self.width):
             return False
-        if zlib.crc32(rows.view(np.uint8).reshape(-1)) != files.read_json(record)["crc32"]:
+        if zlib.crc32(rows.view(np.uint8).reshape(-1)) != checksum:
             return False
         self._chunks[first] = rows
         return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import torch
 from treedraft.data import magpie, tokens
 from treedraft.data.prompts import known_prompt_texts, normalise, prompt_set
 from treedraft.data.tokens import Conversation, Provenance, TokenStore
+from treedraft.run import hardware
 from treedraft.targets.generate import generate
 from treedraft.targets.hf import Target
 
@@ -98,7 +98,7 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
             seconds=seconds,
         )
         shards.append(entry)
-        tokens.write_manifest(folder, provenance, shards, hardware=hardware(), command=command)
+        _write_manifest(target, folder, provenance, shards, command)
         done += entry["response_tokens"]
         log.info(
             "shard %d: %d answers, %d tokens in %.0f s (%.0f tokens/s); %d of %d tokens, dropped %s",
@@ -108,6 +108,7 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
     _set(bar, done)
     if not shards:
         raise ValueError(f"{settings.prompts} has no prompts")
+    _write_manifest(target, folder, provenance, shards, command)
     return TokenStore.open(folder)
 
 
@@ -289,18 +290,12 @@ def _resume(folder: Path, provenance: Provenance) -> list[dict[str, Any]]:
     return list(store.manifest["shards"])
 
 
-def hardware() -> str:
-    """Processor, threads and library versions, for the manifest."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-    elif cpuinfo.is_file():
-        models = [
-            line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-        ]
-        name = models[0] if models else name
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+def _write_manifest(
+    target: Target, folder: Path, provenance: Provenance, shards: Sequence[dict[str, Any]], command: str
+) -> None:
+    template = str(target.tokenizer.chat_template)
+    machine = f"{hardware()}, torch {torch.__version__}"
+    tokens.write_manifest(folder, provenance, shards, template=template, hardware=machine, command=command)
 
 
 def _head_dtype(target: Target) -> torch.dtype:

@@ -145,11 +145,12 @@ def write_shard(
 
 
 def write_manifest(
-    folder: Path, provenance: Provenance, shards: Sequence[dict[str, Any]], *, hardware: str, command: str
+    folder: Path, provenance: Provenance, shards: Sequence[dict[str, Any]], *, template: str, hardware: str, command: str
 ) -> None:
     manifest = {
         "format": FORMAT,
         "provenance": asdict(provenance),
+        "template": template,
         "hardware": hardware,
         "command": command,
         "counts": total_counts(shards),

@@ -56,16 +56,15 @@ def generate(
     temperature: float | Sequence[float],
     seeds: Sequence[int],
     batch_size: int,
-    on_done: Callable[[int, list[int]], None] | None = None,
     progress: Callable[[int], object] | None = None,
     stop: Sequence[int] | None = None,
     head_dtype: torch.dtype | None = None,
 ) -> list[list[int]]:
     """Answers of many prompts, stop id included, by continuous batching: a finished row at once gets the next prompt.
 
-    `temperature` is one number or one a prompt. `on_done(index, ids)` is called as answers finish, `progress(count)`
-    with the tokens of each step. `head_dtype` computes logits in another type than the model's (bfloat16 logits tie
-    often). ValueError for a prompt that is empty or does not fit the context window.
+    `temperature` is one number or one a prompt. `progress(count)` is called with the tokens of each step. `head_dtype`
+    computes logits in another type than the model's (bfloat16 logits tie often). ValueError for a prompt that is empty
+    or does not fit the context window.
     """
     temperatures = [float(temperature)] * len(prompts) if isinstance(temperature, (int, float)) else list(temperature)
     assert len(prompts) == len(seeds) == len(temperatures), "one seed and one temperature a prompt"
@@ -92,8 +91,6 @@ def generate(
             produced = batch.live
             for index, ids in batch.step():
                 answers[index] = ids
-                if on_done is not None:
-                    on_done(index, ids)
             if progress is not None:
                 progress(produced)
     return answers
