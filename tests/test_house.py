@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import resource
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -16,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import treedraft
+from tests.readme import README, readme_commands
 from treedraft import registry
 from treedraft.targets import target_names
 from treedraft.trees import builder_names
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 PACKAGE = ROOT / "treedraft"
 COMPONENT_SEAMS = ("backbones", "contexts", "corrections")
 
@@ -188,21 +187,6 @@ def test_instant_commands_do_not_import_torch(command: tuple[str, str]) -> None:
     assert "torch" not in imported
     assert "transformers" not in imported
     assert min(seconds) < 1
-
-
-def readme_commands() -> list[list[str]]:
-    """Words of every command in the README's bash blocks; a comment, a prompt sign and a leading NAME=value are dropped."""
-    if not README.is_file():
-        return []
-    commands = []
-    for block in re.findall(r"^```(?:bash|sh|shell|console)\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.strip().removeprefix("$ "), comments=True)
-            while words and re.match(r"[A-Z_]+=", words[0]):
-                words = words[1:]
-            if words:
-                commands.append(words)
-    return commands
 
 
 def make_targets() -> set[str]:

@@ -335,6 +335,18 @@ def test_a_wrong_marker_is_named_with_its_line(results: Path, tmp_path: Path, ma
         report.fill_markers(readme, results)
 
 
+def test_a_benchmark_is_a_table(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table: bench tree -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=r"README.md:1: no bench-tree.json in"):
+        report.fill_markers(readme, tmp_path)
+    numbers = {"benchmark": "tree", "budget": 1255, "ratio": 3.14159, "tree": {"tau_gap": [0.5, 0.25, 0.75]}}
+    (tmp_path / "bench-tree.json").write_text(json.dumps({**numbers, "hardware": "a processor", "commit": "0123456"}))
+    report.fill_markers(readme, tmp_path)
+    for row in ("| budget | 1,255 |", "| ratio | 3.14 |", "| tree tau gap | +0.50 [+0.25, +0.75] |", "commit 0123456"):
+        assert row in readme.read_text()
+
+
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     for arguments in (["--folder", tmp_path], ["--folder", tmp_path, "--grid", "core"], ["--folders", tmp_path]):
         answer = command(*arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.readme import run_decode_commands
 from tests.shipped import check_replay_is_live
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import prompt_set
@@ -46,6 +47,10 @@ def test_seeded_samples_equal_plain_decoding(pocket: Target) -> None:
 
 def test_replay_is_live_round_by_round(pocket: Target) -> None:
     check_replay_is_live(pocket, prompt_set("world", count=6), depth=23, max_new_tokens=40)
+
+
+def test_readme_commands_decode() -> None:
+    run_decode_commands(target="pocket", least_tau=5)
 
 
 def test_shipped_drafters_are_small_and_say_how_they_were_trained() -> None:

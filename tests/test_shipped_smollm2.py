@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.readme import run_decode_commands
 from tests.shipped import check_replay_is_live
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import prompt_set
@@ -44,3 +45,7 @@ def test_greedy_output_equals_plain_decoding(smollm2: Target) -> None:
 
 def test_replay_is_live_round_by_round(smollm2: Target) -> None:
     check_replay_is_live(smollm2, prompt_set("code", count=1) + prompt_set("chat", count=1), depth=15, max_new_tokens=24)
+
+
+def test_readme_commands_decode(smollm2: Target) -> None:
+    run_decode_commands(target=None, least_tau=2.5)

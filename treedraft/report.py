@@ -757,7 +757,10 @@ TABLES = {
 
 
 def fill_markers(path: Path, folder: Path) -> None:
-    """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`. ValueError has file and line."""
+    """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`. ValueError has file and line.
+
+    `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote.
+    """
     write_text(path, _filled(path, folder))
 
 
@@ -767,6 +770,10 @@ def _filled(path: Path, folder: Path) -> str:
     def insert(match: re.Match[str]) -> str:
         line = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
         grid, kind = match[2], match[3]
+        if grid == "bench":
+            if not (folder / f"bench-{kind}.json").is_file():
+                raise ValueError(f"{line}: no bench-{kind}.json in {str(folder)!r}")
+            return match[1] + _bench_table(folder / f"bench-{kind}.json") + match[4]
         if kind not in TABLES:
             raise ValueError(f"{line}: unknown table {kind!r}; known: {', '.join(TABLES)}")
         if grid not in known_grids(folder):
@@ -779,6 +786,26 @@ def _filled(path: Path, folder: Path) -> str:
         return match[1] + "\n".join(table.markdown() for table in found) + match[4]
 
     return MARKER.sub(insert, text)
+
+
+def _bench_table(path: Path) -> str:
+    """One benchmark's numbers, a row each."""
+    record = read_json(path)
+    where = f"`python -m treedraft.bench {record.pop('benchmark')}`; {record.pop('hardware')}; commit {record.pop('commit')}"
+    rows = {}
+    for name, value in record.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        rows |= {f"{name} {part}".strip().replace("_", " "): _bench_value(number) for part, number in parts.items()}
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "| --- | ---: |", *lines, "", f"*{where}.*", ""])
+
+
+def _bench_value(value: Any) -> str:
+    if isinstance(value, list):
+        return str(Interval(value=value[0], low=value[1], high=value[2]))
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _texts(folder: Path, study: Study) -> dict[Path, str]:
