@@ -14,7 +14,9 @@ from treedraft.speculate import generate, generate_plain
 from treedraft.targets.hf import Target
 
 
-def check_replay_is_live(target: Target, prompts: Sequence[Prompt], *, depth: int, max_new_tokens: int) -> None:
+def check_replay_is_live(
+    target: Target, prompts: Sequence[Prompt], *, depth: int, max_new_tokens: int, budget: int = 255
+) -> None:
     """Every shipped drafter, chain and tree, greedy and sampled: the same emitted and accepted counts round by round."""
     requests = [target.encode_chat(prompt.turns) for prompt in prompts]
     for temperature in (0.0, 1.0):
@@ -29,7 +31,7 @@ def check_replay_is_live(target: Target, prompts: Sequence[Prompt], *, depth: in
         for name in shipped_drafters(target.name):
             drafter = load_drafter(name, target=target)
             for mode in ("chain", "tree"):
-                config = DecodeConfig(mode=mode, depth=depth, temperature=temperature)
+                config = DecodeConfig(mode=mode, depth=depth, temperature=temperature, budget=budget)
                 replayed = {item.seed: item for item in Replay(target, trajectories).run(drafter, config)}
                 for i, ids in enumerate(requests):
                     result = generate(target, drafter, ids, config=config, max_new_tokens=max_new_tokens, seed=i)

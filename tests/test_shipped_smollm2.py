@@ -29,22 +29,22 @@ def smollm2() -> Target:
 
 def test_greedy_output_equals_plain_decoding(smollm2: Target) -> None:
     drafters = [load_drafter(name, target=smollm2) for name in shipped_drafters("smollm2-135m")]
-    decodes = [DecodeConfig(mode="tree", depth=23), DecodeConfig(mode="chain", depth=15), DecodeConfig(mode="tree", depth=15)]
-    cases = [(drafter, config) for config in decodes for drafter in drafters]
+    # A small tree: 255 nodes a round take minutes on a CPU core, and the README's command below has them.
+    decodes = [DecodeConfig(mode="tree", depth=23, budget=40), DecodeConfig(mode="chain", depth=15)]
     prompts = [prompt for name in ("math", "code", "chat") for prompt in prompt_set(name, count=7)][:20]
     counts = []
     for number, prompt in enumerate(prompts):
         ids = smollm2.encode_chat(prompt.turns)
         plain = generate_plain(smollm2, ids, max_new_tokens=64)
-        for drafter, config in (cases[number % len(cases)], cases[(number + 1) % len(cases)]):
-            result = generate(smollm2, drafter, ids, config=config, max_new_tokens=64)
+        for config in decodes:
+            result = generate(smollm2, drafters[number % len(drafters)], ids, config=config, max_new_tokens=64)
             assert result.ids == plain.ids, prompt.id
             counts.append(result.counts(prompt=prompt.id))
     assert tau(counts) > 1.5
 
 
 def test_replay_is_live_round_by_round(smollm2: Target) -> None:
-    check_replay_is_live(smollm2, prompt_set("code", count=1) + prompt_set("chat", count=1), depth=15, max_new_tokens=24)
+    check_replay_is_live(smollm2, prompt_set("code", count=1) + prompt_set("chat", count=1), depth=15, max_new_tokens=24, budget=40)
 
 
 def test_readme_commands_decode(smollm2: Target) -> None:
