@@ -126,11 +126,16 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     while len(active):
         at = anchors[active]
         hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
-        trees = builder.build(ids[active, at], drafter.scorer(hidden, conditional=config.scorer == "conditional"))
+        scorer = drafter.scorer(hidden, conditional=config.scorer == "conditional")
         continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
-        _, accepted = accept_batch(trees, continuation)
+        if isinstance(builder, Chain):
+            accepted = builder.follow(ids[active, at], scorer, continuation)
+            nodes = torch.full_like(accepted, depth + 1)
+        else:
+            trees = builder.build(ids[active, at], scorer)
+            accepted, nodes = accept_batch(trees, continuation)[1], trees.num_nodes
         emitted = torch.minimum(accepted + 1, lengths[active] - 1 - at)
-        log.append((active, accepted, emitted, trees.num_nodes))
+        log.append((active, accepted, emitted, nodes))
         anchors[active] = at + accepted + 1
         alive = anchors[active] < lengths[active] - 1
         if not bool(alive.all()):

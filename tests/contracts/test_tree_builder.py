@@ -15,6 +15,7 @@ from tests.contracts.tree_tables import LAWS, PathScorer, random_scorer, same, t
 from tests.tiny_drafters import make_drafter, randomise
 from treedraft.targets.hf import Target
 from treedraft.trees import builder_names, load_builder
+from treedraft.trees.accept import accept_batch
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
 from treedraft.trees.naive import heap_build
@@ -75,6 +76,21 @@ def test_width_1_is_the_chain(law: str, conditional: bool) -> None:
         for request in range(4):
             naive = heap_build(ANCHOR, scorer, budget=7, width=1, depth=6, request=request)
             assert same(tree.tree(request), naive) and same(chain.tree(request), naive)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("law", LAWS)
+def test_following_a_record_equals_accepting_the_chain(law: str, conditional: bool) -> None:
+    for seed in range(20):
+        scorer = random_scorer(law, conditional=conditional, num_requests=5, depth=6, vocab=4, seed=seed)
+        anchor, chain = torch.full((5,), ANCHOR), Chain(depth=6)
+        built = chain.build(anchor, scorer)
+        record = built.tokens[:, 1:].clone()
+        cut = torch.randint(0, 7, (5,), generator=torch.Generator().manual_seed(seed))
+        record[torch.arange(6) >= cut[:, None]] = -1  # what a chain agrees with, and then nothing
+        _, accepted = accept_batch(built, record)
+        assert chain.follow(anchor, scorer, record).tolist() == accepted.tolist()
+        assert law == "ties" or accepted.tolist() == torch.minimum(cut, built.num_nodes - 1).tolist()
 
 
 def test_equals_the_heap_in_1000_cases() -> None:

@@ -34,16 +34,38 @@ class Chain:
         token, score = anchor, torch.zeros(len(anchor), dtype=torch.float64, device=anchor.device)
         tokens, scores = [token], [score]
         for slot in range(depth):
-            expansion = request * capacity + slot
-            parent = expansion - 1 if slot else torch.full_like(request, -1)
-            lanes = Lanes(
-                request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent
-            )
-            best, log_q = scorer.children(lanes, 1)
+            best, log_q = scorer.children(_lanes(request, slot, token, capacity), 1)
             token, score = best[:, 0], score + log_q[:, 0]
             tokens.append(token)
             scores.append(score)
         return _batch(torch.stack(tokens, 1), torch.stack(scores, 1))
+
+    @torch.no_grad()
+    def follow(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> Tensor:
+        """How many drafts of every chain a recorded continuation [R, depth] accepts, [R].
+
+        What `accept_batch` says of `build`, without drafting past the first token that the record rejects.
+        """
+        depth = usable_depth(self.depth, scorer)
+        capacity = max(depth, 1)
+        scorer.start(capacity)
+        accepted = torch.zeros_like(anchor)
+        request, token = torch.arange(len(anchor), device=anchor.device), anchor
+        for slot in range(depth):
+            token = scorer.children(_lanes(request, slot, token, capacity), 1)[0][:, 0]
+            agrees = token == continuation[request, slot]
+            request, token = request[agrees], token[agrees]
+            if len(request) == 0:
+                break
+            accepted[request] += 1
+        return accepted
+
+
+def _lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lanes:
+    """The nodes at depth `slot` of these requests' chains."""
+    expansion = request * capacity + slot
+    parent = expansion - 1 if slot else torch.full_like(request, -1)
+    return Lanes(request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent)
 
 
 def usable_depth(depth: int | None, scorer: Scorer) -> int:
