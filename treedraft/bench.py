@@ -194,7 +194,7 @@ def _vocabulary() -> int:
 
     from treedraft import metrics
     from treedraft.config import DecodeConfig
-    from treedraft.data.prompts import default_set, prompt_set
+    from treedraft.data.prompts import SHIPPED, default_set, prompt_set
     from treedraft.drafter import load_drafter
     from treedraft.evaluate import Replay, record
     from treedraft.targets import load_target
@@ -206,9 +206,7 @@ def _vocabulary() -> int:
         raise ValueError(f"this drafter drafts all {target.vocab_size:,} tokens of {target.name}: nothing to compare")
     if drafter.config.correction["name"] == "markov":
         raise ValueError("a markov correction has weights for its draft vocabulary alone; choose another drafter")
-    everything = prompt_set(default_set(target.name))
-    domains = dict.fromkeys(prompt.domain for prompt in everything)
-    prompts = [item for name in domains for item in [p for p in everything if p.domain == name][: arguments.count]]
+    prompts = prompt_set(default_set(target.name), count=len(SHIPPED) * arguments.count)  # domains take turns
     texts = record(target, prompts, temperature=0.0, seeds=[0], max_new_tokens=arguments.max_new_tokens)
     replay, decodes = Replay(target, texts), {mode: DecodeConfig(mode=mode, depth=arguments.depth) for mode in ("chain", "tree")}
     drafted = np.zeros(target.vocab_size, dtype=bool)

@@ -311,7 +311,7 @@ def _schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torch.op
 
 def _join_process_group(device: torch.device) -> tuple[int, int]:
     """(rank, world size) under torchrun, else (0, 1)."""
-    _, world = rank_and_world()
+    rank, world = rank_and_world()
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return (dist.get_rank(), world) if world > 1 else (0, 1)
+    return rank, world

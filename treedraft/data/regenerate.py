@@ -98,7 +98,9 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
             seconds=seconds,
         )
         shards.append(entry)
-        _write_manifest(target, folder, provenance, shards, command)
+        machine = f"{hardware()}, torch {torch.__version__}"
+        template = str(target.tokenizer.chat_template)
+        tokens.write_manifest(folder, provenance, shards, template=template, hardware=machine, command=command)
         done += entry["response_tokens"]
         log.info(
             "shard %d: %d answers, %d tokens in %.0f s (%.0f tokens/s); %d of %d tokens, dropped %s",
@@ -108,7 +110,6 @@ def regenerate(target: Target, settings: Settings, folder: Path, *, command: str
     _set(bar, done)
     if not shards:
         raise ValueError(f"{settings.prompts} has no prompts")
-    _write_manifest(target, folder, provenance, shards, command)
     return TokenStore.open(folder)
 
 
@@ -288,14 +289,6 @@ def _resume(folder: Path, provenance: Provenance) -> list[dict[str, Any]]:
             f"{folder} holds a store made with {', '.join(changed)}: choose another --output or the same settings"
         )
     return list(store.manifest["shards"])
-
-
-def _write_manifest(
-    target: Target, folder: Path, provenance: Provenance, shards: Sequence[dict[str, Any]], command: str
-) -> None:
-    template = str(target.tokenizer.chat_template)
-    machine = f"{hardware()}, torch {torch.__version__}"
-    tokens.write_manifest(folder, provenance, shards, template=template, hardware=machine, command=command)
 
 
 def _head_dtype(target: Target) -> torch.dtype:
