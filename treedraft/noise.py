@@ -1,8 +1,8 @@
-"""Noise keyed by request seed and absolute position, so that a seeded sample does not depend on how it was decoded.
+"""Noise keyed by request seed, absolute position and token id: a seeded sample does not depend on how it was decoded.
 
-Every decoder of this package draws the token at position t of request seed s from the one uniform number u(s, t). Two
-decoders that compute the same logits then emit the same ids (contract L2), and since u is used once per position the
-output has the target's exact law (contract L1) for any tree that was built without looking at u.
+Every decoder of this package draws the token at position t of request seed s with the noise g(s, t, id). Two decoders
+that compute the same logits then emit the same ids (contract L2), and since the noise of a position decides one token
+the output has the target's exact law (contract L1) for any tree that was built without looking at it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,35 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def uniform(seeds: Tensor | int, positions: Tensor | int) -> Tensor:
-    """Uniform numbers in [0, 1), float64, one per (seed, position) pair; both broadcast.
+def uniform(seeds: Tensor | int, *counters: Tensor | int) -> Tensor:
+    """Uniform numbers inside (0, 1), float64, one per tuple of a seed and counters, which broadcast.
 
-    Counter-based: two rounds of the SplitMix64 finaliser (Steele, Lea and Flood 2014), first over the seed, then
-    over the position added to it. Integer arithmetic wraps, so every device gives the same bits.
+    Counter-based: a round of the SplitMix64 finaliser (Steele, Lea and Flood 2014) over the seed, then one over every
+    counter added to what came before. Integer arithmetic wraps, so every device gives the same bits.
     """
-    seed_bits = _mix(torch.as_tensor(seeds, dtype=torch.int64))
-    bits = _mix(seed_bits + torch.as_tensor(positions, dtype=torch.int64).to(seed_bits.device))
-    return _shift_right(bits, 11).double() * 2.0**-53
+    bits = _mix(torch.as_tensor(seeds, dtype=torch.int64))
+    for counter in counters:
+        bits = _mix(bits + torch.as_tensor(counter, dtype=torch.int64).to(bits.device))
+    return _shift_right(bits, 11, out=bits).double().add_(0.5).mul_(2.0**-53)
 
 
-def draw(logits: Tensor, temperature: float, uniforms: Tensor | None) -> Tensor:
-    """One id per row of `logits` [..., V].
+def gumbel(seeds: Tensor | int, positions: Tensor | int, vocab_size: int) -> Tensor:
+    """Gumbel(0, 1) noise of every id at a position: seeds and positions [...] -> float64 [..., V]."""
+    seeds, positions = torch.broadcast_tensors(torch.as_tensor(seeds), torch.as_tensor(positions))
+    ids = torch.arange(vocab_size, device=seeds.device)
+    return uniform(seeds[..., None], positions[..., None], ids).log_().neg_().log_().neg_()
 
-    At temperature 0 argmax (lowest id on ties), else the inverse CDF at `uniforms` [...].
-    Works in float64, so that a shift of one rounding error in the logits almost never moves a draw.
+
+def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> Tensor:
+    """One id per row of `logits` [..., V]: argmax at temperature 0, else argmax of logits / temperature + Gumbel noise.
+
+    That has the law softmax(logits / temperature) (Gumbel 1954). A rounding error in the logits moves the draw only
+    where two ids tie for the maximum, while an inverse CDF has a boundary at every one of V ids.
     """
     if temperature == 0:
         return first_argmax(logits)
-    assert uniforms is not None, "sampling needs one uniform number a row"
-    cumulative = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
-    # Scaling by the last entry makes the law sum to exactly one, so no draw can fall off the end.
-    threshold = (uniforms.to(logits.device) * cumulative[..., -1]).unsqueeze(-1)
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+    assert noise is not None, "sampling needs noise"
+    return (logits.double() / temperature + noise.to(logits.device)).argmax(-1)
 
 
 def first_argmax(logits: Tensor) -> Tensor:
@@ -49,12 +54,14 @@ def first_argmax(logits: Tensor) -> Tensor:
 
 
 def _mix(value: Tensor) -> Tensor:
+    """The finaliser, in place on one copy: at V numbers a row, fresh memory costs as much as the arithmetic."""
     value = value + _GOLDEN
-    value = (value ^ _shift_right(value, 30)) * _MIX_1
-    value = (value ^ _shift_right(value, 27)) * _MIX_2
-    return value ^ _shift_right(value, 31)
+    scratch = torch.empty_like(value)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        value.bitwise_xor_(_shift_right(value, shift, out=scratch)).mul_(factor)
+    return value.bitwise_xor_(_shift_right(value, 31, out=scratch))
 
 
-def _shift_right(value: Tensor, bits: int) -> Tensor:
+def _shift_right(value: Tensor, bits: int, out: Tensor) -> Tensor:
     """Logical shift: torch's >> keeps the sign."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(value, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)

@@ -135,7 +135,7 @@ def test_output_equals_plain_decoding(temperature: float) -> None:
     for seed in range(20):
         plain: list[int] = []
         for position in range(12):
-            plain.append(int(noise.draw(target_law(tuple(plain)), temperature, noise.uniform(seed, position + 1))))
+            plain.append(int(noise.draw(target_law(tuple(plain)), temperature, noise.gumbel(seed, position + 1, VOCAB))))
         drafted = decode(trees[seed % 7 :: 7], 12, temperature=temperature, seed=seed)
         assert drafted == plain
 
@@ -143,8 +143,9 @@ def test_output_equals_plain_decoding(temperature: float) -> None:
 def accepted_law(tree: DraftTree, walk) -> dict[tuple[int, ...], float]:
     """Law of the first DEPTH + 1 tokens of one round, completed by plain decoding, with the noise integrated exactly.
 
-    The walk depends on the uniform number of a depth only through the cell that it falls in, where the cells are cut by
-    the inverse CDFs of all nodes of that depth. So one uniform number a cell, weighted by its width, is the integral.
+    A walk sees the choice of one node a depth, and depths have noise of their own, so its law does not depend on how
+    the choices of one depth hang together. Here they share a uniform number and invert their CDFs: a walk then changes
+    only where it crosses an edge of one, and one number a cell between edges, weighted by its width, is the integral.
     """
     logits = node_logits(tree)
     cuts = torch.softmax(logits, -1).cumsum(-1).clamp(max=1)
@@ -164,7 +165,7 @@ def accepted_law(tree: DraftTree, walk) -> dict[tuple[int, ...], float]:
         mass = 1.0
         for cell in cells:
             mass *= cell[1]
-        path, after = walk(tree, noise.draw(logits, 1.0, uniforms[tree.depths]))
+        path, after = walk(tree, torch.searchsorted(cuts, uniforms[tree.depths, None], right=True)[:, 0].clamp(max=VOCAB - 1))
         tokens = (*tree.tokens[path[1:]].tolist(), after)
         law[tokens] = law.get(tokens, 0.0) + mass
     return _complete(law)

@@ -1,6 +1,6 @@
 """Plain decoding: one request a token at a time (`plain`, the reference), or many at once (`generate`, to make data).
 
-Both draw the token at absolute position t of a request from uniform(seed, t), so they return the same ids (contract L2)
+Both draw the token at absolute position t of a request with the noise of (seed, t), so they return the same ids (contract L2)
 wherever their logits agree to rounding.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from treedraft.noise import draw, uniform
+from treedraft.noise import draw, gumbel
 from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target
 
@@ -39,7 +39,7 @@ def plain(
     stops = set(target.eos_token_ids if stop is None else stop)
     logits = target.prefill(prompt).logits
     for _ in range(_budget(target, prompt, max_new_tokens)):
-        token = draw(logits[-1], temperature, uniform(seed, target.length))
+        token = draw(logits[-1], temperature, gumbel(seed, target.length, logits.shape[-1]))
         yield int(token)
         if int(token) in stops or target.length + 1 >= target.max_length:
             return
@@ -167,7 +167,7 @@ class _Batch:
         )
         logits = nn.functional.linear(last[:, 0].to(self.head_weight.dtype), self.head_weight)
         owners = self.owners[live]
-        new = _draw_rows(logits, self.temperatures[owners], uniform(self.seeds[owners], columns + 1))
+        new = _draw_rows(logits, self.temperatures[owners], self.seeds[owners], columns + 1)
         self.tokens[live] = new
         self.lengths[live] += 1
         self.written[live].scatter_(1, self.counts[live, None], new[:, None])
@@ -229,13 +229,14 @@ def _budget(target: Target, prompt: Sequence[int], max_new_tokens: int) -> int:
     return min(max_new_tokens, target.max_length - len(prompt))
 
 
-def _draw_rows(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """`draw` with a temperature a row: logits [B, V] -> ids [B]."""
+def _draw_rows(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """`draw` with a temperature, seed and position a row: logits [B, V] -> ids [B]."""
     ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for temperature in temperatures.unique().tolist():
         rows = (temperatures == temperature).nonzero().flatten()
         for part in rows.split(_DRAW_ROWS if logits.device.type == "cpu" else len(rows)):
-            ids[part] = draw(logits[part], temperature, uniforms[part])
+            noise = gumbel(seeds[part], positions[part], logits.shape[-1]) if temperature else None
+            ids[part] = draw(logits[part], temperature, noise)
     return ids
 
 

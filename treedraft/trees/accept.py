@@ -18,7 +18,12 @@ def choose(target_logits: Tensor, depths: Tensor, *, temperature: float, seed: i
     """
     if temperature == 0:
         return noise.draw(target_logits, 0, None)
-    return noise.draw(target_logits, temperature, noise.uniform(seed, length + depths + 1))
+    chosen = torch.empty_like(depths, device=target_logits.device)
+    for depth in depths.unique().tolist():
+        nodes = (depths == depth).nonzero().squeeze(1)
+        shared = noise.gumbel(seed, length + depth + 1, target_logits.shape[-1])
+        chosen[nodes] = noise.draw(target_logits[nodes], temperature, shared)
+    return chosen
 
 
 def accept(tree: DraftTree, target_tokens: Tensor) -> tuple[Tensor, int]:
