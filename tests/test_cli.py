@@ -112,7 +112,7 @@ def test_decode_prints_tau_and_identity(smoke: Path, tmp_path: Path) -> None:
 
 
 def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> None:
-    settings = ("drafter.draft_vocab_size=32", "train.steps=20", "data.tokens=1500", "data.max_new_tokens=24")
+    settings = ("drafter.draft_vocab_size=12", "train.steps=20", "data.tokens=1500", "data.max_new_tokens=24")
     flags = [flag for setting in settings for flag in ("--set", setting)]
     trained = run("treedraft.train", "--target", "tiny", *flags, "--export", str(tmp_path / "drafter"), runs=tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -121,7 +121,7 @@ def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> No
     measured = run("treedraft.bench", "vocabulary", *flags, "--count", "3", "--output", str(out), runs=tmp_path)
     assert measured.returncode == 0, measured.stderr
     record = json.loads(out.read_text())
-    assert record["draft_vocab_size"] == 32 and record["prompts"] == 9 and 0 < record["outside"] < 1
+    assert record["draft_vocab_size"] == 12 and record["prompts"] == 9 and 0 < record["outside"] < 1
     for mode in ("chain", "tree"):
         low, high = record[mode]["difference"][1:]
         gap = record[mode]["tau_restricted"] - record[mode]["tau_unrestricted"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from treedraft import files
+from treedraft.config import Sampling
 from treedraft.data import magpie, tokens
 from treedraft.data.regenerate import Settings, is_loop, regenerate
 from treedraft.data.tokens import TokenStore
@@ -57,7 +58,7 @@ def test_a_batch_of_ragged_prompts_equals_one_by_one(family: str, kv_heads: int,
         progress=progress,
     )
     expected = [
-        list(plain(target, prompt, max_new_tokens=40, temperature=temperature, seed=seed))
+        list(plain(target, prompt, max_new_tokens=40, sampling=Sampling(temperature=temperature), seed=seed))
         for seed, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
     ]
     assert answers == expected
@@ -81,10 +82,10 @@ def test_answers_end_with_the_stop_id_or_at_the_cap(target: Target) -> None:
 
 
 def test_plain_takes_other_stop_ids_and_nothing_from_a_zero_budget(target: Target) -> None:
-    ids = list(plain(target, [1, 2, 3], max_new_tokens=20, temperature=1.0, seed=4))
-    cut = list(plain(target, [1, 2, 3], max_new_tokens=20, temperature=1.0, seed=4, stop=[ids[5]]))
+    ids = list(plain(target, [1, 2, 3], max_new_tokens=20, sampling=Sampling(temperature=1.0), seed=4))
+    cut = list(plain(target, [1, 2, 3], max_new_tokens=20, sampling=Sampling(temperature=1.0), seed=4, stop=[ids[5]]))
     assert cut == ids[: ids.index(ids[5]) + 1]
-    assert list(plain(target, [1, 2, 3], max_new_tokens=0, temperature=1.0)) == []
+    assert list(plain(target, [1, 2, 3], max_new_tokens=0, sampling=Sampling(temperature=1.0))) == []
     assert generate(target, [[1]], max_new_tokens=0, temperature=1.0, seeds=[0], batch_size=1) == [[]]
 
 
@@ -95,7 +96,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(target: Target, prompt: list
     with pytest.raises(ValueError, match=message):
         generate(target, [[1], prompt], max_new_tokens=3, temperature=0, seeds=[0, 1], batch_size=2)
     with pytest.raises(ValueError, match=message):
-        list(plain(target, prompt, max_new_tokens=3, temperature=0))
+        list(plain(target, prompt, max_new_tokens=3, sampling=Sampling(temperature=0)))
 
 
 # -- regeneration and its store ------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def test_smollm2_answers_and_renders_its_template() -> None:
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt == target.tokenizer(by_hand, add_special_tokens=False)["input_ids"]
-    answer = list(plain(target, prompt, max_new_tokens=20, temperature=0))
+    answer = list(plain(target, prompt, max_new_tokens=20, sampling=Sampling(temperature=0)))
     assert target.decode(answer) == "The capital of France is Paris." and answer[-1] in target.eos_token_ids
     assert generate(target, [prompt], max_new_tokens=20, temperature=0, seeds=[0], batch_size=1) == [answer]
     text = "def f(x):\n    return x ** 12  # café ☃\n\t\tn't"

@@ -195,7 +195,7 @@ def test_what_is_trained_is_what_is_served(tiny: Target, features: FeatureCache,
                 prefix.append(rows)
             with torch.no_grad():
                 hidden = drafter.hidden(prefix.memory, batch.ids[sample, anchor].view(1, 1), torch.tensor([[anchor]]), drafter.depth)[:, 0]
-                scorer = drafter.scorer(hidden)
+                scorer = drafter.scorer(hidden, batch.ids[sample, anchor].view(1))
                 scorer.start(drafter.depth)
                 laws = []
                 for slot in range(drafter.depth):
@@ -396,7 +396,7 @@ def test_a_saved_drafter_is_loaded_as_it_was(tiny: Target, tmp_path: Path, corre
         hidden = torch.randn((1, 5, 32), generator=torch.Generator().manual_seed(0))
         one = torch.tensor([0])
         with torch.no_grad():
-            scorers = [item.scorer(hidden) for item in (drafter, loaded)]
+            scorers = [item.scorer(hidden, one) for item in (drafter, loaded)]
             children = []
             for scorer in scorers:
                 scorer.start(1)

@@ -89,20 +89,20 @@ def _tree() -> int:
     from treedraft.trees.naive import heap_build
 
     target, drafter = _smollm2_shaped(arguments.correction, arguments.draft_vocab_size, num_layers=1)
-    size = {"budget": arguments.budget, "width": arguments.width, "depth": arguments.depth}
+    size: dict[str, Any] = {"budget": arguments.budget, "width": arguments.width, "depth": arguments.depth}
     builder = BestFirst(**size)
     hidden = torch.randn((1, arguments.depth, target.hidden_size), generator=torch.Generator().manual_seed(0))
     anchor = torch.tensor([5])
     with torch.no_grad():
-        scorer: Any = _Counting(drafter.scorer(hidden))
+        scorer: Any = _Counting(drafter.scorer(hidden, anchor))
         heap_tree = heap_build(5, scorer, **size)
         heap_calls, heap_lanes = scorer.calls, scorer.lanes
         scorer.calls = scorer.lanes = 0
         fast_tree = builder.build(anchor, scorer).tree(0)
         fast_calls, fast_lanes = scorer.calls, scorer.lanes
         heap, fast = _interleaved(
-            lambda: heap_build(5, drafter.scorer(hidden), **size),
-            lambda: builder.build(anchor, drafter.scorer(hidden)),
+            lambda: heap_build(5, drafter.scorer(hidden, anchor), **size),
+            lambda: builder.build(anchor, drafter.scorer(hidden, anchor)),
             repeats=arguments.repeats,
         )
     record = {

@@ -187,7 +187,7 @@ def collect(
         setting = {"mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature}
         shared = {"cell": cell.cell_id, "label": arm.label, "train_seed": arm.train.seed, **setting}
         row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget,
-                               "scorer": decode.scorer, "target": arm.target,
+                               "scorer": decode.scorer, "admit": decode.admit, "target": arm.target,
                                "trained_depth": arm.drafter.depth}  # fmt: skip
         if is_done(cell_folder(cell)):
             result = files.read_json(cell_folder(cell) / "result.json")

@@ -18,6 +18,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 Component = dict[str, Any]
 Config = TypeVar("Config")
+Rung = Literal["marginal", "per_depth", "conditional"]
+Rule = Literal["sampler_match", "ratio", "block", "spec_infer", "sequoia", "point_mass", "k_seq", "typical"]
+Admit = Literal["fanout", "pop"]
+LOSSY = frozenset({"typical"})  # acceptance rules that change the output's law
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -116,20 +120,83 @@ class DataConfig:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig:
-    """How a drafter is used. `budget` counts tree nodes, root included; a chain ignores width and budget."""
+    """How a drafter is used. `budget` counts tree nodes, root included; a chain ignores all that shapes a tree.
+
+    `scorer` and `admit` are those of `Drafter.scorer` and `BestFirst`.
+    """
 
     mode: Literal["chain", "tree"] = "tree"
     depth: int = 15
     width: int = 7
     budget: int = 255
     temperature: float = 0.0
-    scorer: Literal["conditional", "marginal"] = "conditional"
+    scorer: Rung = "conditional"
+    admit: Admit = "fanout"
 
     def __post_init__(self) -> None:
         for name, value in (("depth", self.depth), ("width", self.width), ("budget", self.budget)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 (the budget counts the root)")
         _temperature("decode", self.temperature)
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """The rule that decides which drafts are kept. All but sampler match weigh p against q, so they draw their drafts.
+
+    `widths` are the draws a node of each level, 1 below the last one named; ratio and block verify a chain. Sampler
+    match repeats plain decoding id for id, the others have its law; typical acceptance is lossy.
+    """
+
+    rule: Rule = "sampler_match"
+    widths: tuple[int, ...] = (4, 2)
+
+    def __post_init__(self) -> None:
+        if min(self.widths, default=0) < 1:
+            raise ValueError(f"widths are {self.widths}; at least 1 a level")
+
+    def levels(self, depth: int) -> tuple[int, ...]:
+        """Draws a node at depths 0 .. depth - 1."""
+        named = () if self.rule in ("ratio", "block") else self.widths[:depth]
+        return (*named, *[1] * (depth - len(named)))
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the target's logits become the next token. None leaves a step out.
+
+    Without a temperature decoding is greedy, unless a filter (top_k, top_p, min_p) asks for sampling: then it is 1.
+    Frequency and presence penalties count emitted tokens, the repetition penalty those of the prompt too.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None:
+            _temperature("sampling", self.temperature)
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; above 0, at most 1")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}; from 0 to 1")
+        if self.repetition_penalty is not None and not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; a positive number, 1 for none")
+
+    @property
+    def used_temperature(self) -> float:
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.top_k is self.top_p is self.min_p is None else 1.0
 
 
 def _temperature(owner: str, value: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
-from treedraft.config import DecodeConfig
+from treedraft.config import LOSSY, Acceptance, DecodeConfig, Rule, Sampling
 
 if TYPE_CHECKING:
     from tyro.conf import Positional
@@ -48,8 +48,26 @@ class Arguments:
     """Children of an expanded node."""
     budget: int = 255
     """Nodes of a tree, the root included."""
-    temperature: float = 0.0
-    """0 is greedy."""
+    temperature: float | None = None
+    """0 is greedy (the default, unless a filter asks for sampling: then 1)."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens."""
+    top_p: float | None = None
+    """Sample from the fewest tokens that hold this much probability."""
+    min_p: float | None = None
+    """Sample from tokens of at least this share of the likeliest one's probability."""
+    repetition_penalty: float | None = None
+    """Above 1: tokens of the prompt and the answer so far become less likely."""
+    frequency_penalty: float | None = None
+    """Taken off a token's logit for every time that the answer has it."""
+    presence_penalty: float | None = None
+    """Taken off a token's logit once the answer has it."""
+    logit_bias: Repeated = ()
+    """ID=BIAS, added to a token's logit."""
+    accept: Rule = "sampler_match"
+    """The acceptance rule; all but sampler_match draw their drafts, and need a temperature."""
+    widths: tuple[int, ...] = (4, 2)
+    """Draws a node of each level, for rules with siblings."""
     seed: int = 0
     """Seed of the sampling noise."""
     max_new_tokens: int = 256
@@ -69,7 +87,10 @@ class Arguments:
 
 def main() -> int:
     arguments = parse_arguments(Arguments, program="python -m treedraft.decode", description=__doc__ or "")
-    config, limit = _decode_config(arguments), arguments.limit
+    config, limit, sampling = _decode_config(arguments), arguments.limit, _sampling(arguments)
+    acceptance = Acceptance(rule=arguments.accept, widths=arguments.widths)
+    if acceptance.rule != "sampler_match" and sampling.used_temperature == 0:
+        raise ValueError(f"--accept {acceptance.rule} draws its drafts: it needs a --temperature above 0")
     if limit is not None and limit < 1:
         raise ValueError(f"--limit is {limit}; at least 1")
     if arguments.prompt is not None and arguments.prompts is not None:
@@ -82,7 +103,7 @@ def main() -> int:
         config = _decode_config(arguments, depth=drafter.depth)
     all_identical = True
     for turns, record_turn in conversations:
-        all_identical &= _decode_one(target, drafter, config, arguments, turns, record_turn)
+        all_identical &= _decode_one(target, drafter, config, sampling, acceptance, arguments, turns, record_turn)
     return 0 if all_identical else 1
 
 
@@ -94,8 +115,23 @@ def _decode_config(arguments: Arguments, *, depth: int = 15) -> DecodeConfig:
         depth=arguments.depth if arguments.depth is not None else depth,
         width=arguments.width,
         budget=arguments.budget,
-        temperature=arguments.temperature,
+        temperature=_sampling(arguments).used_temperature,
     )
+
+
+def _sampling(arguments: Arguments) -> Sampling:
+    names = [name for name in Sampling.__dataclass_fields__ if name != "logit_bias"]
+    return Sampling(
+        **{name: getattr(arguments, name) for name in names}, logit_bias=tuple(map(_bias, arguments.logit_bias))
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ValueError(f"--logit-bias {text!r}: expected ID=BIAS, as in 42=-5") from None
 
 
 def _conversations(arguments: Arguments) -> Iterator[tuple[list[str], Any]]:
@@ -135,36 +171,43 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
 
 
 def _decode_one(
-    target: Target, drafter: Drafter, config: DecodeConfig, arguments: Arguments, turns: list[str], record_turn: Any
-) -> bool:
+    target: Target, drafter: Drafter, config: DecodeConfig, sampling: Sampling, acceptance: Acceptance,
+    arguments: Arguments, turns: list[str], record_turn: Any,
+) -> bool:  # fmt: skip
     from treedraft import speculate
 
     prompt = target.encode_chat(turns)
     options: dict[str, Any] = {
+        "sampling": sampling,
         "max_new_tokens": arguments.max_new_tokens,
         "seed": arguments.seed,
         "stop": arguments.stop,
     }
     stream = None if arguments.json else _Streamer(target, arguments.stop)
-    result = speculate.generate(target, drafter, prompt, config=config, on_tokens=stream, **options)
+    result = speculate.generate(
+        target, drafter, prompt, config=config, acceptance=acceptance, on_tokens=stream, **options
+    )
     plain = None
     if arguments.compare:
-        plain = speculate.generate_plain(target, prompt, temperature=config.temperature, **options)
+        plain = speculate.generate_plain(target, prompt, **options)
     record = speculate.report(result, plain)
     if record_turn is not None:
         record_turn(result.text if result.text.strip() else "...")
     if arguments.json:
         settings = {"target": target.name, "mode": config.mode, "depth": config.depth, "width": config.width,
-                    "budget": config.budget, "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
+                    "budget": config.budget, "accept": acceptance.rule, "lossless": acceptance.rule not in LOSSY,
+                    "sampling": {name: value for name, value in asdict(sampling).items() if value not in (None, ())},
+                    "temperature": config.temperature, "seed": arguments.seed}  # fmt: skip
         line = {"prompt": turns[-1] if record_turn is None else turns[-2], **settings, **record}
         print(json.dumps(line, ensure_ascii=False), flush=True)
     else:
         print("\n" if result.text else "", flush=True)
-        print(_words(record))
+        print(_words(record, acceptance.rule))
     if arguments.show_tree and result.rounds:
         best = max(result.rounds, key=lambda item: len(item.path))
         print(_drawing(target, best), file=sys.stderr if arguments.json else sys.stdout)
-    return bool(record.get("identical", True))
+    # The other rules share the target's law with plain decoding, not its draws.
+    return bool(record.get("identical", True)) or acceptance.rule != "sampler_match"
 
 
 class _Streamer:
@@ -188,7 +231,7 @@ class _Streamer:
         return text
 
 
-def _words(record: dict[str, Any]) -> str:
+def _words(record: dict[str, Any], rule: Rule) -> str:
     import numpy as np
 
     from treedraft.metrics import conditional
@@ -203,6 +246,8 @@ def _words(record: dict[str, Any]) -> str:
     ]
     if "identical" in record:
         same = "identical to plain decoding" if record["identical"] else "NOT IDENTICAL to plain decoding"
+        if rule != "sampler_match":
+            same = "lossy: not the law of plain decoding" if rule in LOSSY else "other draws from the law of plain decoding"
         plain = f"{record['plain_tokens_per_second']:.1f} tokens/s"
         lines.append(f"{same}   speed-up {record['speedup']:.2f} x over {plain}")
     return "\n".join(lines)

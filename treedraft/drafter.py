@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from treedraft import config as configs
 from treedraft import files, registry
 from treedraft.backbones._block import BlockBackbone, Memory
-from treedraft.config import DrafterConfig
+from treedraft.config import DrafterConfig, Rung
 from treedraft.corrections._seam import Borrowed, Correction
 from treedraft.ops.layers import Shape
 from treedraft.targets.hf import Target
-from treedraft.trees.scorers import ConditionalScorer, MarginalScorer, Scorer
+from treedraft.trees.scorers import BackboneScorer, ConditionalScorer, Scorer
 
 FORMAT = 1
 DEFAULT_DRAFTER = "causal-attention"
@@ -122,15 +122,18 @@ class Drafter(nn.Module):
         block = self.backbone(self.lent.embed(ids), anchors, memory, visible, self.lent.rotary)
         return block[..., first:, :]
 
-    def scorer(self, hidden: Tensor, *, conditional: bool = True) -> Scorer:
-        """log q for tree builders, from hidden [R, D, H]; `conditional=False` leaves the correction out."""
+    def scorer(self, hidden: Tensor, anchor: Tensor, rung: Rung = "conditional") -> Scorer:
+        """log q for tree builders, from hidden [R, D, H] and anchor [R].
+
+        A node is scored by the backbone alone ("marginal"), corrected once a depth along the greedy path ("per_depth"),
+        or corrected under its own ancestry ("conditional").
+        """
         num_requests, depth = hidden.shape[:2]
-        if not conditional or self.config.correction["name"] == "none":
-            logits = self.lent.head(hidden)
-            logits = logits.float() if logits.dtype.itemsize < 4 else logits
-            return MarginalScorer(torch.log_softmax(logits, -1), self.d2t)
+        if rung == "marginal" or self.config.correction["name"] == "none":
+            return BackboneScorer(hidden, self.lent.head, self.d2t)
         state = self.correction.start(hidden, self.lent)
-        return ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
+        scorer = ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
+        return scorer if rung == "conditional" else scorer.per_depth(anchor)
 
     def adopt(self, other: Drafter) -> None:
         """Take over another drafter's weights and draft vocabulary, to train on. ValueError if it has another shape."""

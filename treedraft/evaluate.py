@@ -22,8 +22,8 @@ from treedraft.drafter import Drafter
 from treedraft.metrics import Rounds
 from treedraft.targets.generate import generate
 from treedraft.targets.hf import Target
-from treedraft.trees.accept import accept_batch
 from treedraft.trees.best_first import BestFirst
+from treedraft.trees.builder import TreeBuilder
 from treedraft.trees.chain import Chain
 
 
@@ -70,12 +70,12 @@ def record(
     ]
 
 
-def builder_for(config: DecodeConfig, *, depth: int | None = None) -> BestFirst | Chain:
+def builder_for(config: DecodeConfig, *, depth: int | None = None) -> TreeBuilder:
     """The builder a decode config names, at its depth or a smaller one."""
     depth = config.depth if depth is None else depth
     if config.mode == "chain":
         return Chain(depth=depth)
-    return BestFirst(budget=config.budget, width=config.width, depth=depth)
+    return BestFirst(budget=config.budget, width=config.width, depth=depth, admit=config.admit)
 
 
 class Replay:
@@ -126,14 +126,9 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     while len(active):
         at = anchors[active]
         hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
-        scorer = drafter.scorer(hidden, conditional=config.scorer == "conditional")
+        scorer = drafter.scorer(hidden, ids[active, at], config.scorer)
         continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
-        if isinstance(builder, Chain):
-            accepted = builder.follow(ids[active, at], scorer, continuation)
-            nodes = torch.full_like(accepted, depth + 1)
-        else:
-            trees = builder.build(ids[active, at], scorer)
-            accepted, nodes = accept_batch(trees, continuation)[1], trees.num_nodes
+        accepted, nodes = builder.replay(ids[active, at], scorer, continuation)
         emitted = torch.minimum(accepted + 1, lengths[active] - 1 - at)
         log.append((active, accepted, emitted, nodes))
         anchors[active] = at + accepted + 1

@@ -23,12 +23,18 @@ MARKERS = "osD^vPX<>*hp"
 SURVIVAL_FLOOR = 1e-3
 
 
+def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
+    """Name in <grid>-NAME.png and how it is drawn."""
+    if study.rungs:
+        return {"ladder": _ladder}
+    return {"tau": _tau, "survival": _survival, "domains": _domains}
+
+
 def write_figures(study: Study, folder: Path) -> None:
-    """Write <grid>-tau.png, -survival.png and -domains.png; the same numbers give the same bytes."""
+    """Write the figures of a grid; the same numbers give the same bytes."""
     with _theme():
-        for name, draw in (("tau", _tau), ("survival", _survival), ("domains", _domains)):
-            figure = draw(study)
-            _save(figure, folder / f"{study.name}-{name}.png")
+        for name, draw in figures_of(study).items():
+            _save(draw(study), folder / f"{study.name}-{name}.png")
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -157,6 +163,45 @@ def _domains(study: Study) -> Figure:
         height=height,
         legend=[("domain", handles)],
     )
+
+
+def _ladder(study: Study) -> Figure:
+    """A column a drafter, a row a way of admitting nodes; a line a rung over the budget."""
+    import seaborn as sns
+    from matplotlib.figure import Figure
+
+    colours = dict(zip(study.rungs, sns.color_palette("viridis_r", len(study.rungs)), strict=True))
+    trees = study.ladder(study.headline_temperature)
+    admits, budgets = sorted({tree[1] for tree in trees}), sorted({tree[2] for tree in trees})
+    labels = study.labels
+    figure = Figure(figsize=(2.9 * len(labels) + 1.6, 2.6 * len(admits) + 0.6), layout="constrained")
+    grid = figure.subplots(len(admits), len(labels), squeeze=False, sharex=True, sharey=True)
+    for row, admit in zip(grid, admits, strict=True):
+        for axes, label in zip(row, labels, strict=True):
+            for place, rung in enumerate(study.rungs):
+                points = [(b, arms[rung]) for name, how, b, arms in trees if (name, how) == (label, admit) and rung in arms]
+                x = np.array([budgets.index(budget) for budget, _ in points]) + 0.09 * (place - 1)
+                y = np.array([arm.tau for _, arm in points])
+                bounds = np.array([[a.tau - a.interval.low, a.interval.high - a.tau] for _, a in points]).clip(0)
+                axes.errorbar(
+                    x, y, yerr=bounds.reshape(-1, 2).T, color=colours[rung], marker=MARKERS[place], markersize=4.5,
+                    linewidth=1.5, elinewidth=1,
+                )  # fmt: skip
+            axes.set_title(f"{label}, admit {admit}")
+            axes.set_xticks(range(len(budgets)), [str(budget) for budget in budgets])
+            axes.grid(linewidth=0.6, color="0.9")
+        row[0].set_ylabel("tau (emitted tokens a round)")
+    for axes in grid[-1]:
+        axes.set_xlabel("budget (nodes, root included)")
+    sns.despine(fig=figure)
+    temperature = study.headline_temperature
+    figure.suptitle(f"{study.name}: tau by rung, temperature {temperature:g}\n", fontweight="bold", linespacing=0.5)
+    handles = [
+        _handle(color=colours[rung], marker=MARKERS[place], label=rung.replace("_", " "))
+        for place, rung in enumerate(study.rungs)
+    ]
+    _legends(figure, [("scored", handles)])
+    return figure
 
 
 def _panels(

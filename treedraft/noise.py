@@ -29,9 +29,9 @@ def uniform(seeds: Tensor | int, *counters: Tensor | int) -> Tensor:
 
 def gumbel(seeds: Tensor | int, positions: Tensor | int, vocab_size: int) -> Tensor:
     """Gumbel(0, 1) noise of every id at a position: seeds and positions [...] -> float64 [..., V]."""
-    seeds, positions = torch.broadcast_tensors(torch.as_tensor(seeds), torch.as_tensor(positions))
-    ids = torch.arange(vocab_size, device=seeds.device)
-    return uniform(seeds[..., None], positions[..., None], ids).log_().neg_().log_().neg_()
+    seed, position = torch.broadcast_tensors(torch.as_tensor(seeds), torch.as_tensor(positions))
+    ids = torch.arange(vocab_size, device=seed.device)
+    return uniform(seed[..., None], position[..., None], ids).log_().neg_().log_().neg_()
 
 
 def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> Tensor:

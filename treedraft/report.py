@@ -4,12 +4,13 @@
 ablations/README.md, so that no number is typed by hand; `--check` only says what would change.
 
 Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
-<grid>-survival.png, <grid>-domains.png.
+<grid>-survival.png, <grid>-domains.png; of a grid that climbs the conditioning ladder <grid>-ladder.png alone.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 Frame = Any  # a pandas table or column; pandas, without types of its own, is imported where it is needed
-FIGURES = ("tau", "survival", "domains")
+RUNGS = ("marginal", "per_depth", "conditional")
 MARGIN, RELATIVE_MARGIN = 0.05, 0.01  # a claim needs a gap of at least this many tokens and this share of tau
 FEWEST_PROMPTS = 30  # below it nothing is claimed
 WIDTH = 120  # columns of a printed table
@@ -39,7 +40,7 @@ MARKER = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Setting:
-    """One way of decoding. `mode` also names width, budget or scorer where trees of one grid differ in them."""
+    """One way of decoding. `mode` also names width, budget, scorer and admit where trees of one grid differ in them."""
 
     temperature: float
     mode: str
@@ -193,6 +194,22 @@ class Study:
         )
 
     @cached_property
+    def rungs(self) -> list[str]:
+        """How nodes were scored, in the order of the conditioning ladder; empty unless the grid climbs it."""
+        found = [rung for rung in RUNGS if rung in set(self.cells.scorer)]
+        return found if len(found) > 1 else []
+
+    def ladder(self, temperature: float) -> list[tuple[str, str, int, dict[str, Arm]]]:
+        """(label, admit, budget, arm of every rung) of every tree of one drafter that was scored in several ways."""
+        cells = self.cells[(self.cells.temperature == temperature) & (self.cells["mode"] != "chain")]
+        found = []
+        for key, rows in cells.groupby(["label", "admit", "budget", "depth"], sort=False):
+            label, admit, budget, depth = cast(tuple[str, str, int, int], key)
+            arms = {row.scorer: self.arm(label, temperature, row.mode, depth) for row in rows.itertuples()}
+            found.append((label, admit, int(budget), {rung: arm for rung, arm in arms.items() if arm is not None}))
+        return found
+
+    @cached_property
     def domains(self) -> list[str]:
         return sorted({str(name) for arm in self.arms.values() for name in arm.domains})
 
@@ -277,6 +294,7 @@ def _read_csv(path: Path, folder: Path) -> Frame:
         "label",
         "mode",
         "scorer",
+        "admit",
         "prompt",
         "domain",
         "survival",
@@ -296,7 +314,8 @@ def _read_csv(path: Path, folder: Path) -> Frame:
 def _modes(cells: Frame) -> list[str]:
     """ "tree", or "tree budget 64" where trees of one grid differ in more than depth and temperature."""
     trees = cells[cells["mode"] == "tree"]
-    varying = [name for name in ("width", "budget", "scorer") if trees[name].nunique() > 1]
+    shaping = [name for name in ("width", "budget", "scorer", "admit") if name in trees]
+    varying = [name for name in shaping if trees[name].nunique() > 1]
     rows = cells[["mode", *varying]].to_dict("records")
     return [
         " ".join(["tree", *(f"{name} {_plain(row[name])}" for name in varying)])
@@ -564,6 +583,30 @@ def ratio_table(study: Study) -> Table | None:
     return Table(caption=caption, columns=[("", "drafter"), *heads], rows=rows)
 
 
+def ladder_table(study: Study, temperature: float) -> Table | None:
+    """A row a drafter and tree, a column a rung of the conditioning ladder, and what every step up it brings."""
+    if not study.rungs:
+        return None
+    steps = list(itertools.pairwise(study.rungs))
+    rows = []
+    for label, admit, budget, arms in study.ladder(temperature):
+        gains = [
+            _same_drafter(arms[upper], arms[lower], ratio=False) if {lower, upper} <= arms.keys() else None
+            for lower, upper in steps
+        ]
+        taus = [_tau(arms.get(rung)) for rung in study.rungs]
+        rows.append([label, admit, str(budget), *taus, *(str(gain or "-") for gain in gains)])
+    words = {rung: rung.replace("_", " ") for rung in study.rungs}
+    columns = [("", "drafter"), ("", "admit"), ("", "budget"), *(("tau", words[rung]) for rung in study.rungs)]
+    columns += [("gain", f"{words[upper]} - {words[lower]}") for lower, upper in steps]
+    caption = (
+        f"tau by how nodes are scored, temperature {temperature:g}: by the backbone alone, corrected once a depth along "
+        f"the greedy path, corrected under every node's own ancestry; 95 % paired-bootstrap intervals over prompts; "
+        f"{study.source(temperature)}."
+    )
+    return Table(caption=caption, columns=columns, rows=rows, names=3)
+
+
 def domain_table(study: Study, temperature: float) -> Table:
     """Rows are drafters, columns mode x domain, at the trained depth."""
     modes = [mode for mode in study.modes if study.depths(temperature, mode)]
@@ -732,9 +775,8 @@ def print_table(folder: Path, grid: str) -> None:
         console.print(f"{grid}: no cell has finished")
         return
     for temperature in study.temperatures:
-        for table in tau_table(study, temperature).rich(
-            title=f"{grid}: tau at temperature {temperature:g}", width=console.width
-        ):
+        shown = ladder_table(study, temperature) or tau_table(study, temperature)
+        for table in shown.rich(title=f"{grid}: tau at temperature {temperature:g}", width=console.width):
             console.print(table)
     compared = comparison_matrix(study, study.headline_temperature)
     if compared.rows:
@@ -751,6 +793,7 @@ TABLES = {
     "comparisons": lambda study: [comparison_table(study, study.headline_temperature)],
     "extrapolation": lambda study: [extrapolation_table(study, study.headline_temperature)],
     "ratio": lambda study: [ratio_table(study)],
+    "ladder": lambda study: [ladder_table(study, study.headline_temperature)],
     "domains": lambda study: [domain_table(study, study.headline_temperature)],
     "training": lambda study: [training_table(study)],
 }
@@ -811,7 +854,10 @@ def _bench_value(value: Any) -> str:
 def _texts(folder: Path, study: Study) -> dict[Path, str]:
     sources = f"{study.name}.cells.csv and {study.name}.prompts.csv"
     headers = f"% Generated by python -m treedraft.report from {sources}. Needs booktabs.\n"
-    tables = [tau_table(study, temperature).latex() for temperature in study.temperatures]
+    tables = [
+        (ladder_table(study, temperature) or tau_table(study, temperature)).latex()
+        for temperature in study.temperatures
+    ]
     return {folder / f"{study.name}.md": _page(study), folder / f"{study.name}.tex": headers + "\n".join(tables)}
 
 
@@ -821,7 +867,11 @@ def _page(study: Study) -> str:
         f"Generated by `python -m treedraft.report` from [{study.name}.cells.csv]({study.name}.cells.csv) "
         f"and [{study.name}.prompts.csv]({study.name}.prompts.csv).\n"
     )
-    if study.arms:
+    if study.rungs:
+        tables = [ladder_table(study, t) for t in study.temperatures]
+        parts += [_section("Ladder", tables, figure=f"{study.name}-ladder.png")]
+        parts += [_section("Training", [training_table(study)]), _section("Every cell", [cell_table(study)])]
+    elif study.arms:
         parts += [_section("tau", [tau_table(study, t) for t in study.temperatures], figure=f"{study.name}-tau.png")]
         parts += [
             _section("Comparisons", [t for t in (comparison_table(study, t) for t in study.temperatures) if t.rows])
@@ -904,7 +954,11 @@ def _stale(folder: Path, grid: str) -> list[Path]:
         for path, text in _texts(folder, study).items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
-    pictures = [folder / f"{grid}-{figure}.png" for figure in FIGURES] if study.arms else []
+    pictures = []
+    if study.arms:
+        from treedraft.figures import figures_of
+
+        pictures = [folder / f"{grid}-{figure}.png" for figure in figures_of(study)]
     return texts + [path for path in pictures if not path.is_file()]
 
 

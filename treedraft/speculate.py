@@ -1,7 +1,7 @@
 """Live speculative decoding, and plain decoding to hold it against.
 
-A round drafts a block, grows a tree, verifies it in one target forward, accepts a path and commits it. The output is
-the target's own, token for token: greedy, or sampled with noise keyed by seed and position.
+A round drafts a block, grows a tree, verifies it in one target forward, accepts a path and commits it. With sampler match
+the output is the target's own, token for token: greedy, or sampled with noise keyed by seed and position.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from treedraft.config import DecodeConfig
+from treedraft.config import Acceptance, DecodeConfig, Sampling
 from treedraft.drafter import Drafter, Prefix
 from treedraft.evaluate import builder_for
 from treedraft.metrics import Rounds, tau
 from treedraft.targets.generate import plain
 from treedraft.targets.hf import Target
-from treedraft.trees.accept import accept, choose
+from treedraft.targets.sampling import Sampler
+from treedraft.trees import rules
+from treedraft.trees.accept import accept
+from treedraft.trees.drawn import DrawnTree, draw_tree
+from treedraft.trees.scorers import Scorer
 from treedraft.trees.tree import DraftTree
 
 STAGES = ("prefill", "draft", "build", "verify", "commit")
@@ -130,6 +135,8 @@ def generate(
     prompt: Sequence[int],
     *,
     config: DecodeConfig,
+    sampling: Sampling | None = None,
+    acceptance: Acceptance | None = None,
     max_new_tokens: int = 256,
     seed: int = 0,
     stop: Sequence[str] = (),
@@ -137,23 +144,26 @@ def generate(
 ) -> Generation:
     """Decode one prompt speculatively. `on_tokens` is called whenever text was added.
 
-    ValueError if the prompt is empty or does not fit the target's context window.
+    `sampling` says more than the config's temperature, in whose place it stands. ValueError if the prompt is empty or
+    does not fit the target's context window; FloatingPointError with round and node if the target's logits are not
+    finite.
     """
-    ledger, stopper = Ledger(target.device), Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
+    sampling = sampling or Sampling(temperature=config.temperature)
+    sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
+    stopper = Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
+    ledger = Ledger(target.device)
     result = Generation(seconds=ledger.seconds)
     with ledger.stage("prefill"):
         start = target.prefill(prompt)
         prefix = Prefix(drafter, capacity=len(prompt) + max_new_tokens + config.depth)
         prefix.append(start.taps)
-        root = torch.tensor([-1])
-        first = choose(start.logits, root, temperature=config.temperature, seed=seed, length=target.length)
-        anchor = int(first[0])
-    stopper.take([anchor])
+        stopper.take([sampler.draw(start.logits[-1], [])])
+    step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), sampler, stopper, ledger)
     while stopper.reason is None and target.length + 1 < target.max_length:
         result.ids = stopper.ids
         if on_tokens:
             on_tokens(result)
-        anchor = _round(target, drafter, prefix, anchor, config, seed, stopper, result, ledger)
+        result.rounds.append(step.round())
     result.ids, result.text, result.finished = stopper.ids, stopper.text, True
     result.finish_reason = stopper.reason or "context window"
     if on_tokens:
@@ -161,32 +171,82 @@ def generate(
     return result
 
 
-def _round(
-    target: Target, drafter: Drafter, prefix: Prefix, anchor: int, config: DecodeConfig, seed: int,
-    stopper: Stopper, result: Generation, ledger: Ledger,
-) -> int:  # fmt: skip
-    """Draft, build, verify, accept, commit; returns the next anchor."""
-    device, length = target.device, target.length
-    anchor_token = torch.tensor([anchor], device=device)
-    # The deepest node sits at length + depth, which has to be inside the window.
-    depth = min(config.depth, target.max_length - 1 - length)
-    with ledger.stage("draft"):
-        hidden = drafter.hidden(prefix.memory, anchor_token[None], torch.tensor([[length]], device=device), depth)[:, 0]
-        scorer = drafter.scorer(hidden, conditional=config.scorer == "conditional")
-    with ledger.stage("build"):
-        tree = builder_for(config, depth=depth).build(anchor_token, scorer).tree(0)
-    with ledger.stage("verify"):
-        verified = target.verify(tree.tokens, tree.parents)
-        choices = choose(verified.logits, tree.depths, temperature=config.temperature, seed=seed, length=length)
-        path, bonus = accept(tree, choices)
-    with ledger.stage("commit"):
-        target.commit(path)
-        prefix.append(verified.taps[path])
-        # The bonus token of a path that fills the window has no position left.
-        room = target.max_length - 1 - length
-        emitted = stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
-    result.rounds.append(Round(tree=tree, path=path.tolist(), emitted=emitted))
-    return bonus
+@dataclass(slots=True)
+class _Step:
+    """All that a round needs. The anchor is the last id of `stopper.ids`, which the cache does not hold yet."""
+
+    target: Target
+    drafter: Drafter
+    prefix: Prefix
+    config: DecodeConfig
+    acceptance: Acceptance
+    sampler: Sampler
+    stopper: Stopper
+    ledger: Ledger
+    num_rounds: int = 0
+
+    def round(self) -> Round:
+        """Draft, build, verify, accept, commit."""
+        target, ledger, length, emitted = self.target, self.ledger, self.target.length, list(self.stopper.ids)
+        self.num_rounds += 1
+        anchor = torch.tensor(emitted[-1:], device=target.device)
+        # The deepest node sits at length + depth, which has to be inside the window.
+        depth = min(self.config.depth, target.max_length - 1 - length)
+        with ledger.stage("draft"):
+            position = torch.tensor([[length]], device=target.device)
+            hidden = self.drafter.hidden(self.prefix.memory, anchor[None], position, depth)[:, 0]
+            scorer = self.drafter.scorer(hidden, anchor, self.config.scorer)
+        with ledger.stage("build"):
+            drawn = None
+            if self.acceptance.rule == "sampler_match":
+                tree = builder_for(self.config, depth=depth).build(anchor, scorer).tree(0)
+            else:
+                drawn = self._draw(anchor, scorer, depth, length)
+                tree = drawn.tree
+        with ledger.stage("verify"):
+            verified = target.verify(tree.tokens, tree.parents)
+            tokens = tree.tokens.tolist()
+
+            def history(path: list[int]) -> list[int]:
+                return [*emitted, *(tokens[node] for node in path[1:])]
+
+            try:
+                if drawn is None:
+                    path, bonus = accept(
+                        tree, lambda path: self.sampler.draw(verified.logits[path[-1]], history(path))
+                    )
+                else:
+                    path, bonus = self._weigh(
+                        drawn, lambda node: self.sampler.law(verified.logits[node], history(tree.path_to(node))), length
+                    )
+            except FloatingPointError as error:
+                raise FloatingPointError(f"round {self.num_rounds} of {target.name}: {error}") from error
+        with ledger.stage("commit"):
+            rows = torch.tensor(path, device=target.device)
+            target.commit(rows)
+            self.prefix.append(verified.taps[rows])
+            # The bonus token of a path that fills the window has no position left.
+            room = target.max_length - 1 - length
+            count = self.stopper.take([*(tokens[node] for node in path[1:]), bonus][:room])
+        return Round(tree=tree, path=path, emitted=count)
+
+    def _draw(self, anchor: Tensor, scorer: Scorer, depth: int, length: int) -> DrawnTree:
+        return draw_tree(
+            int(anchor),
+            scorer,
+            widths=self.acceptance.levels(depth),
+            replacement=self.acceptance.rule != "sequoia",
+            temperature=self.sampler.temperature,
+            vocab_size=self.target.vocab_size,
+            seed=self.sampler.seed,
+            position=length,
+        )
+
+    def _weigh(self, drawn: DrawnTree, law: Callable[[int], Tensor], length: int) -> tuple[list[int], int]:
+        dice = rules.KeyedDice(self.sampler.seed, length)
+        if self.acceptance.rule == "block":
+            return rules.block(drawn, law, dice)
+        return rules.walk(drawn, law, rules.RULES[self.acceptance.rule], dice)
 
 
 @torch.no_grad()
@@ -195,13 +255,18 @@ def generate_plain(
     prompt: Sequence[int],
     *,
     temperature: float = 0.0,
+    sampling: Sampling | None = None,
     max_new_tokens: int = 256,
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Generation:
-    """One token a forward: what `generate` has to reproduce and what its speed is measured against."""
+    """One token a forward: what `generate` has to reproduce and what its speed is measured against.
+
+    `temperature` is short for `Sampling(temperature=...)`.
+    """
     ledger, stopper = Ledger(target.device), Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
-    tokens = plain(target, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    sampling = sampling or Sampling(temperature=temperature)
+    tokens = plain(target, prompt, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed)
     with ledger.stage("prefill"):
         stopper.take([*itertools.islice(tokens, 1)])
     with ledger.stage("verify"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.contracts.tree_tables import PathScorer, table
 from treedraft import noise
 from treedraft.trees import builder_names, load_builder
-from treedraft.trees.accept import accept, accept_batch, choose
+from treedraft.trees.accept import accept, accept_batch
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
 from treedraft.trees.mask import depths_of
@@ -66,13 +66,17 @@ def draft_trees() -> list[DraftTree]:
     return trees
 
 
+def walk(tree: DraftTree, choices: torch.Tensor) -> tuple[list[int], int]:
+    """`accept` where the choice [N] after every node is known beforehand."""
+    return accept(tree, lambda path: int(choices[path[-1]]))
+
+
 @settings(max_examples=300, deadline=None)
 @given(num_nodes=st.integers(1, 40), vocab=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_equals_the_naive_walk(num_nodes: int, vocab: int, seed: int) -> None:
     tree = random_tree(num_nodes, vocab, seed)
     choices = torch.randint(vocab, (len(tree),), generator=torch.Generator().manual_seed(seed + 1))
-    path, after = accept(tree, choices)
-    assert (path.tolist(), after) == accept_naive(tree, choices)
+    assert walk(tree, choices) == accept_naive(tree, choices)
 
 
 @settings(max_examples=100, deadline=None)
@@ -114,17 +118,24 @@ def test_a_tree_that_holds_the_chain_accepts_no_less() -> None:
     assert (accepted_by_tree >= accepted_by_chain).all() and (accepted_by_tree > accepted_by_chain).any()
 
 
-def decode(trees: list[DraftTree], num_tokens: int, **options: float) -> list[int]:
+def draw_after(before: tuple[int, ...], temperature: float, seed: int) -> int:
+    """The token that plain decoding of the table model draws after those."""
+    return int(noise.draw(target_law(before), temperature, noise.gumbel(seed, len(before), VOCAB)))
+
+
+def decode(trees: list[DraftTree], num_tokens: int, *, temperature: float, seed: int) -> list[int]:
     """Rounds of draft, verify, accept over the table model; the trees take turns below the committed prefix."""
     committed: list[int] = []
     for tree in itertools.cycle(trees):
         if len(committed) >= num_tokens:
             break
-        logits = torch.stack(
-            [target_law((*committed, *tree.tokens[tree.path_to(node)[1:]].tolist())) for node in range(len(tree))]
-        )
-        choices = choose(logits, tree.depths, length=len(committed), **options)
-        path, after = accept(tree, choices)
+        start = tuple(committed)
+
+        def choose(path: list[int], tree: DraftTree = tree, start: tuple[int, ...] = start) -> int:
+            before = (*start, *tree.tokens[path[1:]].tolist())
+            return draw_after(before, temperature, seed)
+
+        path, after = accept(tree, choose)
         committed += [*tree.tokens[path[1:]].tolist(), after]
     return committed[:num_tokens]
 
@@ -135,12 +146,13 @@ def test_output_equals_plain_decoding(temperature: float) -> None:
     for seed in range(20):
         plain: list[int] = []
         for position in range(12):
-            plain.append(int(noise.draw(target_law(tuple(plain)), temperature, noise.gumbel(seed, position + 1, VOCAB))))
+            assert len(plain) == position
+            plain.append(draw_after(tuple(plain), temperature, seed))
         drafted = decode(trees[seed % 7 :: 7], 12, temperature=temperature, seed=seed)
         assert drafted == plain
 
 
-def accepted_law(tree: DraftTree, walk) -> dict[tuple[int, ...], float]:
+def accepted_law(tree: DraftTree, rule) -> dict[tuple[int, ...], float]:
     """Law of the first DEPTH + 1 tokens of one round, completed by plain decoding, with the noise integrated exactly.
 
     A walk sees the choice of one node a depth, and depths have noise of their own, so its law does not depend on how
@@ -165,7 +177,7 @@ def accepted_law(tree: DraftTree, walk) -> dict[tuple[int, ...], float]:
         mass = 1.0
         for cell in cells:
             mass *= cell[1]
-        path, after = walk(tree, torch.searchsorted(cuts, uniforms[tree.depths, None], right=True)[:, 0].clamp(max=VOCAB - 1))
+        path, after = rule(tree, torch.searchsorted(cuts, uniforms[tree.depths, None], right=True)[:, 0].clamp(max=VOCAB - 1))
         tokens = (*tree.tokens[path[1:]].tolist(), after)
         law[tokens] = law.get(tokens, 0.0) + mass
     return _complete(law)
@@ -199,21 +211,21 @@ def _distance(law: dict[tuple[int, ...], float]) -> float:
     ],
 )
 def test_sampled_output_has_the_law_of_the_target(tree: DraftTree) -> None:
-    assert _distance(accepted_law(tree, accept)) < 1e-12
+    assert _distance(accepted_law(tree, walk)) < 1e-12
 
 
 def test_mutants_are_caught() -> None:
     tree = small_tree([0, 1, 2, 1, 3, 0])
 
-    def deepest_match(tree: DraftTree, choices: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def deepest_match(tree: DraftTree, choices: torch.Tensor) -> tuple[list[int], int]:
         """Accepts a node whose own token agrees, its ancestors unasked."""
         agrees = tree.tokens == choices[tree.parents.clamp(min=0)]
         agrees[0] = True
         path = tree.path_to(int(agrees.nonzero()[-1]))
-        return torch.tensor(path), int(choices[path[-1]])
+        return path, int(choices[path[-1]])
 
-    def bonus_of_the_parent(tree: DraftTree, choices: torch.Tensor) -> tuple[torch.Tensor, int]:
-        path, _ = accept(tree, choices)
+    def bonus_of_the_parent(tree: DraftTree, choices: torch.Tensor) -> tuple[list[int], int]:
+        path, _ = walk(tree, choices)
         return path, int(choices[path[max(0, len(path) - 2)]])
 
     for mutant in (deepest_match, bonus_of_the_parent):

@@ -11,7 +11,8 @@ from tests.tolerances import assert_close
 from treedraft.drafter import Drafter
 from treedraft.targets.hf import Target
 from treedraft.trees.best_first import BestFirst
-from treedraft.trees.scorers import Lanes
+from treedraft.trees.chain import Chain
+from treedraft.trees.scorers import Lanes, MarginalScorer, chain_lanes
 
 REQUESTS, DEPTH = 3, 5
 # root; a b c; d e under a; f under b; g under d; h under e; i under g
@@ -156,7 +157,7 @@ def test_a_conditional_tree_is_scored_along_its_own_paths(tiny64: Target, correc
     drafter, hidden, tokens = setup(tiny64, correction)
     builder = BestFirst(budget=25, width=3, depth=DEPTH)
     with torch.no_grad():
-        trees = builder.build(tokens[:, 0], drafter.scorer(hidden))
+        trees = builder.build(tokens[:, 0], drafter.scorer(hidden, tokens[:, 0]))
         for request in range(REQUESTS):
             tree = trees.tree(request)
             for node in range(1, len(tree)):
@@ -164,6 +165,21 @@ def test_a_conditional_tree_is_scored_along_its_own_paths(tiny64: Target, correc
                 law = drafter.correction(hidden[request, None, : len(path) - 1], tree.tokens[path[:-1]][None], drafter.lent)
                 expected = law.log_softmax(-1)[0, torch.arange(len(path) - 1), tree.tokens[path[1:]]].sum()
                 assert_close(tree.scores[node], expected)
-        marginal = builder.build(tokens[:, 0], drafter.scorer(hidden, conditional=False))
+        marginal = builder.build(tokens[:, 0], drafter.scorer(hidden, tokens[:, 0], "marginal"))
     if correction["name"] == "none":
         assert torch.equal(marginal.tokens, trees.tokens) and torch.equal(marginal.parents, trees.parents)
+
+
+@every_correction
+def test_the_middle_rung_is_corrected_along_the_greedy_path(tiny64: Target, correction: dict) -> None:
+    """Per-depth laws are those of the greedy chain under teacher forcing, whatever branch a node is on."""
+    drafter, hidden, tokens = setup(tiny64, correction)
+    anchor = tokens[:, 0]
+    with torch.no_grad():
+        conditional, per_depth = (drafter.scorer(hidden, anchor, rung) for rung in ("conditional", "per_depth"))
+        chain, same_chain = (Chain(depth=DEPTH).build(anchor, scorer) for scorer in (conditional, per_depth))
+        assert torch.equal(chain.tokens, same_chain.tokens)
+        forced = drafter.correction(hidden, chain.tokens[:, :-1], drafter.lent).log_softmax(-1)
+        assert isinstance(per_depth, MarginalScorer)  # which an uncorrected drafter's scorer always is
+        for slot in range(DEPTH):
+            assert_close(per_depth.expand(chain_lanes(torch.arange(REQUESTS), slot, anchor, DEPTH)), forced[:, slot])

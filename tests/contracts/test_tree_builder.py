@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from treedraft.trees import builder_names, load_builder
 from treedraft.trees.accept import accept_batch
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
+from treedraft.trees.limits import Cost, DepthCaps, GapCap, histogram_caps
 from treedraft.trees.naive import heap_build
 from treedraft.trees.scorers import Lanes, MarginalScorer, Scorer
 from treedraft.trees.tree import DraftTree
@@ -89,8 +93,24 @@ def test_following_a_record_equals_accepting_the_chain(law: str, conditional: bo
         cut = torch.randint(0, 7, (5,), generator=torch.Generator().manual_seed(seed))
         record[torch.arange(6) >= cut[:, None]] = -1  # what a chain agrees with, and then nothing
         _, accepted = accept_batch(built, record)
-        assert chain.follow(anchor, scorer, record).tolist() == accepted.tolist()
+        assert [item.tolist() for item in chain.replay(anchor, scorer, record)] == [accepted.tolist(), [7] * 5]
         assert law == "ties" or accepted.tolist() == torch.minimum(cut, built.num_nodes - 1).tolist()
+
+
+def random_rules(choose: random.Random) -> dict[str, Any]:
+    """Options of a best-first search, each of which is left out more often than not."""
+    caps = (DepthCaps(caps=tuple(choose.randint(1, 4) for _ in range(choose.randint(1, 5)))),
+            GapCap(beta=choose.uniform(0.1, 3), g0=choose.uniform(0, 2)))  # fmt: skip
+    rules: dict[str, Any] = {
+        "admit": choose.choice(["fanout", "pop"]),
+        "count_root": choose.random() < 0.6,
+        "caps": choose.choice([None, None, *caps]),
+        "frontier": choose.choice([None, None, None, 1, 2, 4]),
+    }
+    if rules["admit"] == "pop" and choose.random() < 0.4:
+        steps = itertools.accumulate(sorted(choose.uniform(0.01, 0.2) for _ in range(64)), initial=1.0)
+        rules["cost"] = Cost(draft=0.5, correction=choose.choice([0, 0.01, 0.1]), verify=tuple(steps))
+    return rules
 
 
 def test_equals_the_heap_in_1000_cases() -> None:
@@ -98,15 +118,70 @@ def test_equals_the_heap_in_1000_cases() -> None:
     for case in range(1000):
         law, conditional, num_requests = choose.choice(LAWS), choose.random() < 0.7, choose.choice([1, 1, 2, 5])
         depth, vocab, width = choose.randint(1, 7), choose.randint(1, 12), choose.randint(1, 8)
-        budget, lookahead = choose.choice([1, 2, 7, 15, 31, 64]), choose.choice([1, 2, 8, 12])
+        budget, lookahead = choose.choice([1, 2, 7, 15, 31, 64]), choose.choice([None, 1, 2, 8, 12])
+        rules = random_rules(choose) if case % 2 else {}
         scorer = random_scorer(
             law, conditional=conditional, num_requests=num_requests, depth=depth, vocab=vocab, seed=case
         )
-        builder = BestFirst(budget=budget, width=width, depth=depth, lookahead=lookahead)
+        builder = BestFirst(budget=budget, width=width, depth=depth, lookahead=lookahead, **rules)
         trees = builder.build(torch.full((num_requests,), ANCHOR), scorer)
         for request in range(num_requests):
-            naive = heap_build(ANCHOR, scorer, budget=budget, width=width, depth=depth, request=request)
-            assert same(trees.tree(request), naive), (case, law, request)
+            naive = heap_build(ANCHOR, scorer, budget=budget, width=width, depth=depth, request=request, **rules)
+            assert same(trees.tree(request), naive), (case, law, request, rules)
+
+
+@pytest.mark.parametrize("law", ["smooth", "ties", "holes", "flat"])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), vocab=st.integers(1, 4), depth=st.integers(1, 4), budget=st.integers(1, 60))
+def test_admission_by_pop_takes_the_best_prefixes_of_all(law: str, seed: int, vocab: int, depth: int, budget: int) -> None:
+    scorer = random_scorer(law, conditional=True, num_requests=1, depth=depth, vocab=vocab, seed=seed)
+    size = {"width": vocab, "depth": depth}
+    every = heap_build(ANCHOR, scorer, budget=400, **size)  # all paths there are
+    tree = BestFirst(budget=budget, admit="pop", **size).build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert tree.scores.tolist() == sorted(every.scores.tolist(), reverse=True)[:budget]
+    check_shape(tree, budget=budget, width=vocab, depth=depth)
+
+
+def test_a_cost_stops_at_the_first_node_that_does_not_pay() -> None:
+    stopped = []
+    for seed in range(30):
+        scorer = random_scorer("smooth", conditional=True, num_requests=1, depth=6, vocab=5, seed=seed)
+        size: dict[str, Any] = {"budget": 120, "width": 4, "depth": 6, "admit": "pop"}
+        anchor = torch.tensor([ANCHOR])
+        whole = BestFirst(**size).build(anchor, scorer).tree(0)
+        cost = Cost(draft=0.3, correction=0.01, verify=tuple(1 + 0.02 * n for n in range(40)))
+        tree = BestFirst(**size, cost=cost).build(anchor, scorer).tree(0)
+        rates, gain, inner = [], 0.0, 0
+        for nodes, (score, depth) in enumerate(zip(whole.scores.tolist(), whole.depths.tolist(), strict=True), start=1):
+            gain, inner = gain + math.exp(score), inner + (depth < 6)
+            rates.append(gain / (0.3 + 0.01 * inner + 1 + 0.02 * (nodes - 1)))
+        falls = [place for place in range(1, len(rates)) if rates[place] <= rates[place - 1]]
+        assert len(tree) == falls[0] and torch.equal(tree.tokens, whole.tokens[: len(tree)])
+        stopped.append(len(tree))
+    assert len(set(stopped)) > 5  # trees of the sure are small
+    free = Cost(draft=1.0, correction=0.0, verify=(1.0,) * 200)
+    assert len(BestFirst(**size, cost=free).build(anchor, scorer).tree(0)) == 120
+
+
+def test_a_frontier_as_wide_as_the_tree_changes_nothing() -> None:
+    scorer = PathScorer(table("smooth", (64, 9), 2), torch.arange(4), 6)
+    for admit in ("fanout", "pop"):
+        size: dict[str, Any] = {"budget": 40, "width": 4, "admit": admit}
+        anchor = torch.full((4,), ANCHOR)
+        free, wide = (BestFirst(**size, frontier=frontier).build(anchor, scorer) for frontier in (None, 40))
+        assert same(free, wide)
+        assert scorer.num_calls == 6  # one a depth
+
+
+def test_caps() -> None:
+    assert histogram_caps([[8, 1, 1, 0], [99, 1, 0, 0], [0, 0, 0, 0]]).caps == (3, 1, 4)
+    log_q = torch.tensor([[-0.01, -5.0, -6.0, -7.0], [-1.0, -1.0, -1.4, -1.6], [0.0, -torch.inf, -torch.inf, -torch.inf]])
+    slots = torch.tensor([0, 1, 2])
+    assert GapCap(beta=2.0, g0=1.0)(slots, log_q).tolist() == [1, 4, 1]
+    assert GapCap(g0=1e9)(slots[:2], log_q[:2]).tolist() == [4, 4]
+    assert DepthCaps(caps=(3, 1))(slots, log_q).tolist() == [3, 1, 4]
+    with pytest.raises(ValueError, match="at least 1"):
+        DepthCaps(caps=(2, 0))
 
 
 def test_equals_the_heap_in_1000_trees_of_255_nodes_with_the_attention_correction(tiny64: Target) -> None:
@@ -119,10 +194,11 @@ def test_equals_the_heap_in_1000_trees_of_255_nodes_with_the_attention_correctio
         shape = at_once, size["depth"], tiny64.hidden_size
         scale = torch.linspace(0.5, 8, at_once, dtype=torch.float64)[:, None, None]  # from flat laws to sure ones
         hidden = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-        trees = BestFirst(**size).build(torch.full((at_once,), ANCHOR), drafter.scorer(hidden))
+        anchor = torch.full((at_once,), ANCHOR)
+        trees = BestFirst(**size).build(anchor, drafter.scorer(hidden, anchor))
         for request in range(at_once):
             tree = trees.tree(request)
-            naive = heap_build(ANCHOR, drafter.scorer(hidden[request : request + 1]), **size)
+            naive = heap_build(ANCHOR, drafter.scorer(hidden[request : request + 1], anchor[:1]), **size)
             assert same(replace(tree, scores=naive.scores), naive), (batch, request)
             torch.testing.assert_close(tree.scores, naive.scores, rtol=1e-10, atol=1e-10)
 
@@ -219,10 +295,19 @@ def test_waste_is_bounded() -> None:
     assert same(tree, heap_build(ANCHOR, scorer, budget=255, width=7, depth=31))
 
 
-@pytest.mark.parametrize("options", [{"budget": 0}, {"width": 0}, {"depth": -1}, {"lookahead": 0}])
-def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"budget": 0}, {"width": 0}, {"depth": -1}, {"lookahead": 0}, {"frontier": 0}, {"admit": "push"}]
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=str(*options.values())):
         BestFirst(**{"budget": 3, "width": 2, **options})
+
+
+def test_a_cost_needs_admission_by_pop() -> None:
+    with pytest.raises(ValueError, match="admit = 'pop'"):
+        BestFirst(budget=3, width=2, cost=Cost(draft=1, correction=0, verify=(1.0,)))
+    with pytest.raises(ValueError, match="at least 0"):
+        Cost(draft=-1, correction=0, verify=(1.0,))
 
 
 def test_a_depth_beyond_the_slots_is_refused() -> None:

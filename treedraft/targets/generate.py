@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from treedraft.config import Sampling
 from treedraft.noise import draw, gumbel
 from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target
+from treedraft.targets.sampling import Sampler
 
 _ATTENTION = "treedraft_rows"
 _CHUNK = 32  # rows that share a padded length in attention
@@ -28,7 +30,7 @@ def plain(
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
-    temperature: float,
+    sampling: Sampling,
     seed: int = 0,
     stop: Sequence[int] | None = None,
 ) -> Iterator[int]:
@@ -37,13 +39,15 @@ def plain(
     Ends at `max_new_tokens` or where the context window is full.
     """
     stops = set(target.eos_token_ids if stop is None else stop)
+    sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
     logits = target.prefill(prompt).logits
+    emitted: list[int] = []
     for _ in range(_budget(target, prompt, max_new_tokens)):
-        token = draw(logits[-1], temperature, gumbel(seed, target.length, logits.shape[-1]))
-        yield int(token)
-        if int(token) in stops or target.length + 1 >= target.max_length:
+        emitted.append(sampler.draw(logits[-1], emitted))
+        yield emitted[-1]
+        if emitted[-1] in stops or target.length + 1 >= target.max_length:
             return
-        logits = target.verify(token.reshape(1), torch.tensor([-1])).logits
+        logits = target.verify(torch.tensor(emitted[-1:], device=target.device), torch.tensor([-1])).logits
         target.commit([0])
 
 

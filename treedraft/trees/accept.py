@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treedraft import noise
 from treedraft.trees.tree import DraftTree, TreeBatch
 
 
-def choose(target_logits: Tensor, depths: Tensor, *, temperature: float, seed: int, length: int) -> Tensor:
-    """The target's choice after every node, logits [N, V] and depths [N] -> [N] ids: what plain decoding emits there.
+def accept(tree: DraftTree, choose: Callable[[list[int]], int]) -> tuple[list[int], int]:
+    """Node indices of the accepted path, root first, and the target's token after it (sampler match).
 
-    `length` counts the committed tokens before the anchor, so a node at depth d sits at position length + d and its
-    successor is drawn with the noise of position length + d + 1, the same for all nodes of a depth (sampler match).
+    `choose(path)` is what plain decoding emits after the last node of a path: one draw a node, shared by its children,
+    of which the one that carries it is followed. It is asked of the nodes on the path alone.
     """
-    if temperature == 0:
-        return noise.draw(target_logits, 0, None)
-    chosen = torch.empty_like(depths, device=target_logits.device)
-    for depth in depths.unique().tolist():
-        nodes = (depths == depth).nonzero().squeeze(1)
-        shared = noise.gumbel(seed, length + depth + 1, target_logits.shape[-1])
-        chosen[nodes] = noise.draw(target_logits[nodes], temperature, shared)
-    return chosen
-
-
-def accept(tree: DraftTree, target_tokens: Tensor) -> tuple[Tensor, int]:
-    """Node indices [A] of the accepted path, root first, and the target's token after it.
-
-    `target_tokens` [N] is the target's choice after every node (`choose`): a child is followed if it is that choice.
-    """
-    agrees = tree.tokens == target_tokens[tree.parents.clamp(min=0)]
-    # Siblings differ, so the accepted nodes are one path, and parents come before children.
-    path = _reached(agrees[None], tree.parents[None])[0].nonzero().squeeze(1)
-    return path, int(target_tokens[path[-1]])
+    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
+    child_of = {edge: node for node, edge in enumerate(zip(parents, tokens, strict=True))}
+    path = [0]
+    while (child := child_of.get((path[-1], token := choose(path)))) is not None:
+        path.append(child)
+    return path, token
 
 
 def accept_batch(trees: TreeBatch, continuation: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treedraft.trees.scorers import Lanes, Scorer
+from treedraft.trees.builder import TreeBuilder
+from treedraft.trees.scorers import Scorer, chain_lanes
 from treedraft.trees.tree import PADDING, TreeBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class Chain(TreeBuilder):
     """The best child of the best child ..., `depth` tokens below the anchor (None: as many as the scorer has slots).
 
     Equals best-first search of width 1 and budget depth + 1.
@@ -34,38 +35,28 @@ class Chain:
         token, score = anchor, torch.zeros(len(anchor), dtype=torch.float64, device=anchor.device)
         tokens, scores = [token], [score]
         for slot in range(depth):
-            best, log_q = scorer.children(_lanes(request, slot, token, capacity), 1)
+            best, log_q = scorer.children(chain_lanes(request, slot, token, capacity), 1)
             token, score = best[:, 0], score + log_q[:, 0]
             tokens.append(token)
             scores.append(score)
         return _batch(torch.stack(tokens, 1), torch.stack(scores, 1))
 
     @torch.no_grad()
-    def follow(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> Tensor:
-        """How many drafts of every chain a recorded continuation [R, depth] accepts, [R].
-
-        What `accept_batch` says of `build`, without drafting past the first token that the record rejects.
-        """
+    def replay(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as of any builder, without drafting past the first token that the record rejects."""
         depth = usable_depth(self.depth, scorer)
         capacity = max(depth, 1)
         scorer.start(capacity)
         accepted = torch.zeros_like(anchor)
         request, token = torch.arange(len(anchor), device=anchor.device), anchor
         for slot in range(depth):
-            token = scorer.children(_lanes(request, slot, token, capacity), 1)[0][:, 0]
+            token = scorer.children(chain_lanes(request, slot, token, capacity), 1)[0][:, 0]
             agrees = token == continuation[request, slot]
             request, token = request[agrees], token[agrees]
             if len(request) == 0:
                 break
             accepted[request] += 1
-        return accepted
-
-
-def _lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lanes:
-    """The nodes at depth `slot` of these requests' chains."""
-    expansion = request * capacity + slot
-    parent = expansion - 1 if slot else torch.full_like(request, -1)
-    return Lanes(request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent)
+        return accepted, torch.full_like(accepted, depth + 1)
 
 
 def usable_depth(depth: int | None, scorer: Scorer) -> int:

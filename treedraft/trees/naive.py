@@ -3,43 +3,75 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 import torch
 from torch import Tensor
 
+from treedraft.trees.limits import Caps, Cost
 from treedraft.trees.scorers import Lanes, Scorer
 from treedraft.trees.tree import DraftTree
 
 
-def heap_build(anchor: int, scorer: Scorer, *, budget: int, width: int, depth: int, request: int = 0) -> DraftTree:
-    """Best-first search of one request with fan-out admission (JetSpec, Algorithm 1); width 1 gives the chain.
+def heap_build(
+    anchor: int,
+    scorer: Scorer,
+    *,
+    budget: int,
+    width: int,
+    depth: int,
+    request: int = 0,
+    admit: str = "fanout",
+    count_root: bool = True,
+    caps: Caps | None = None,
+    frontier: int | None = None,
+    cost: Cost | None = None,
+) -> DraftTree:
+    """Best-first search of one request; width 1 gives the chain.
 
-    The best node of the heap is popped and its `width` best children enter tree and heap, until `budget` nodes, root
-    included. "Best" is the highest score, then the smallest depth, then the first path of sibling ranks.
+    The best node of the heap is popped, and its best children are pushed. With `admit` "fanout" (JetSpec, Algorithm 1)
+    they enter the tree then, with "pop" (DDTree) a node enters when it is popped itself, until there are `budget` nodes,
+    root included unless `count_root` is False. "Best" is the highest score, then the smallest depth, then the first path
+    of sibling ranks. `caps` limits the children of a node, `frontier` the expansions of a depth, and `cost` ends the
+    search at the first node that does not raise the expected throughput.
     """
-    width = min(width, scorer.width_limit)
+    width, budget = min(width, scorer.width_limit), budget + (not count_root)
     scorer.start(budget)
-    tokens, parents, depths, scores = [anchor], [-1], [0], [0.0]
+    nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
     expansion_of: dict[int, int] = {}
-    heap: list[tuple[float, int, tuple[int, ...], int]] = [(-0.0, 0, (), 0)]
-    while heap and len(tokens) < budget:
-        _, node_depth, path, node = heapq.heappop(heap)
-        if node_depth == depth:
+    num_expanded = [0] * (depth + 1)
+    gain, rate, num_inner = 0.0, -1.0, 0
+    root = (anchor, -1, 0, 0.0)
+    if admit == "fanout":
+        nodes.append(root)
+    heap: list[tuple[float, int, tuple[int, ...], tuple[int, int, int, float], int]] = [(-0.0, 0, (), root, 0)]
+    while heap and len(nodes) < budget:
+        _, node_depth, path, (token, parent, _, score), node = heapq.heappop(heap)
+        if admit == "pop":
+            gain, num_inner = gain + math.exp(score), num_inner + (node_depth < depth)
+            if cost is not None:
+                new_rate = _rate(cost, gain, num_inner, len(nodes) + 1)
+                if new_rate <= rate:
+                    break
+                rate = new_rate
+            node = len(nodes)
+            nodes.append((token, parent, node_depth, score))
+        if node_depth == depth or num_expanded[node_depth] == frontier or (admit == "pop" and len(nodes) == budget):
             continue
+        num_expanded[node_depth] += 1
         expansion_of[node] = request * budget + len(expansion_of)
-        parent_row = expansion_of[parents[node]] if node else -1
-        lane = _lane(request, node_depth, tokens[node], expansion_of[node], parent_row)
-        children, log_q = (best[0].tolist() for best in scorer.children(lane, width))
-        for rank, (token, child_log_q) in enumerate(zip(children, log_q, strict=True)):
-            if len(tokens) == budget or child_log_q == -torch.inf:
+        lane = _lane(request, node_depth, token, expansion_of[node], expansion_of[parent] if node else -1)
+        tokens, log_q = scorer.children(lane, width)
+        cap = int(caps(lane.slot, log_q)) if caps is not None else width
+        for rank, (child, child_log_q) in enumerate(zip(tokens[0].tolist(), log_q[0].tolist(), strict=True)):
+            if rank == cap or child_log_q == -torch.inf or (admit == "fanout" and len(nodes) == budget):
                 break
             assert child_log_q <= 0, "log q is a logarithm of a probability"
-            score = scores[node] + child_log_q
-            heapq.heappush(heap, (-score, node_depth + 1, (*path, rank), len(tokens)))
-            tokens.append(token)
-            parents.append(node)
-            depths.append(node_depth + 1)
-            scores.append(score)
+            entry = (child, node, node_depth + 1, score + child_log_q)
+            heapq.heappush(heap, (-entry[3], node_depth + 1, (*path, rank), entry, len(nodes)))
+            if admit == "fanout":
+                nodes.append(entry)
+    tokens, parents, depths, scores = zip(*nodes, strict=True)
     return DraftTree(
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents),
@@ -48,8 +80,13 @@ def heap_build(anchor: int, scorer: Scorer, *, budget: int, width: int, depth: i
     )
 
 
+def _rate(cost: Cost, gain: float, num_expanded: int, num_nodes: int) -> float:
+    seconds = cost.draft + cost.correction * num_expanded + cost.verify[num_nodes - 1]
+    return gain / seconds
+
+
 def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int]:
-    """Accepted path, root first, and the token after it: walk down while a child is the target's choice."""
+    """Accepted path, root first, and the token after it: walk down while a child is the choice [N] after its parent."""
     tokens, choices, children = tree.tokens.tolist(), target_tokens.tolist(), tree.children()
     path = [0]
     while True:

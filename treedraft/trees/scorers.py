@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,19 +63,40 @@ class MarginalScorer(Scorer):
         self._best = None
 
     def expand(self, lanes: Lanes) -> Tensor:
-        return self.log_q[lanes.request, lanes.slot]
+        return self._rows(lanes.request, lanes.slot)
 
     def token_ids(self, columns: Tensor) -> Tensor:
         return columns if self.d2t is None else self.d2t[columns]
 
     def children(self, lanes: Lanes, width: int) -> tuple[Tensor, Tensor]:
-        # Many nodes share a row, so every row is searched once a tree.
+        # Many nodes of a tree share a row, so every row is searched once, when the first of them is expanded.
         if self._best is None or self._best[0].shape[-1] != width:
-            columns, log_q = top_children(self.log_q.flatten(0, 1), width)
-            shape = (self.num_requests, self.depth, width)
-            self._best = self.token_ids(columns).view(shape), log_q.view(shape)
+            shape, device = (self.num_requests * self.depth, width), lanes.slot.device
+            tokens = torch.full(shape, -1, device=device)
+            self._best = tokens, torch.zeros(shape, dtype=torch.float64, device=device)
         tokens, log_q = self._best
-        return tokens[lanes.request, lanes.slot], log_q[lanes.request, lanes.slot]
+        row = lanes.request * self.depth + lanes.slot
+        new = row[tokens[row, 0] < 0].unique()
+        if len(new):
+            columns, best = top_children(self._rows(new // self.depth, new % self.depth), width)
+            tokens[new], log_q[new] = self.token_ids(columns), best.double()
+        return tokens[row], log_q[row]
+
+    def _rows(self, request: Tensor, slot: Tensor) -> Tensor:
+        return self.log_q[request, slot]
+
+
+class BackboneScorer(MarginalScorer):
+    """The same from hidden states [R, D, H], of which `head` makes draft logits only where they are asked for."""
+
+    def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor], d2t: Tensor):
+        self.hidden, self.head, self.d2t = hidden, head, d2t
+        self.num_requests, self.depth = hidden.shape[:2]
+        self.width_limit = len(d2t)
+        self._best = None
+
+    def _rows(self, request: Tensor, slot: Tensor) -> Tensor:
+        return log_law(self.head(self.hidden[request, slot]))
 
 
 class CorrectionState(Protocol):
@@ -105,6 +127,23 @@ class ConditionalScorer(Scorer):
 
     def token_ids(self, columns: Tensor) -> Tensor:
         return self.d2t[columns]
+
+    def per_depth(self, anchor: Tensor) -> MarginalScorer:
+        """One law a depth, corrected once along the greedy path below `anchor` [R]: the middle rung of the ladder
+        marginal, per depth, conditional. A chain has the nodes of the conditional one."""
+        request, token, laws = torch.arange(len(anchor), device=anchor.device), anchor, []
+        self.start(self.depth)
+        for slot in range(self.depth):
+            laws.append(self.expand(chain_lanes(request, slot, token, self.depth)))
+            token = self.token_ids(top_children(laws[-1], 1)[0][:, 0])
+        return MarginalScorer(torch.stack(laws, 1), self.d2t)
+
+
+def chain_lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lanes:
+    """The nodes at depth `slot` of these requests' chains."""
+    expansion = request * capacity + slot
+    parent = expansion - 1 if slot else torch.full_like(request, -1)
+    return Lanes(request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent)
 
 
 def log_law(logits: Tensor) -> Tensor:

@@ -1,0 +1,337 @@
+"""The law of acceptance rules for drawn trees, by exact enumeration of every draft and every decision."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from tests.contracts.tree_tables import PathScorer, table
+from tests.enumerate import Tape, law_of
+from treedraft.config import LOSSY
+from treedraft.trees import rules
+from treedraft.trees.drawn import DrawnTree, draw_tree
+from treedraft.trees.mask import depths_of
+from treedraft.trees.tree import DraftTree
+
+P = torch.tensor([0.45, 0.30, 0.20, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.30, 0.10, 0.20, 0.40], dtype=torch.float64)
+Laws = Callable[[tuple[int, ...]], Tensor]  # tokens after the anchor -> law of the next
+
+
+def laws(vocab: int, seed: int, *, zeros: bool = False) -> Laws:
+    """A law a path, by table; with `zeros` some ids cannot be."""
+
+    def law(path: tuple[int, ...]) -> Tensor:
+        row = sum((token + 1) * (vocab + 1) ** place for place, token in enumerate(path))
+        generator = torch.Generator().manual_seed(1000 * seed + row)
+        logits = 1.5 * torch.randn(vocab, generator=generator, dtype=torch.float64)
+        if zeros:
+            hole = torch.rand(vocab, generator=generator) < 0.4
+            hole[int(torch.randint(vocab, (), generator=generator))] = False
+            logits = logits.masked_fill(hole, -torch.inf)
+        return logits.softmax(-1)
+
+    return law
+
+
+def draw(q: Laws, vocab: int, widths: tuple[int, ...], dice: Tape, *, replacement: bool = True) -> DrawnTree:
+    """What `draw_tree` says, decided by the dice."""
+    tokens, parents, paths, attempts = [0], [-1], [()], [[]]
+    level, law_rows, law_of_node = [0], [], [-1]
+    for width in widths:
+        following = []
+        for node in level:
+            law = q(paths[node])
+            law_of_node[node] = len(law_rows)
+            law_rows.append(law)
+            children: dict[int, int] = {}
+            for _ in range(width):
+                if float(law.sum()) == 0:
+                    break
+                token = dice.pick(law)
+                if token not in children:
+                    children[token] = len(tokens)
+                    following.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(node)
+                    paths.append((*paths[node], token))
+                    attempts.append([])
+                    law_of_node.append(-1)
+                attempts[node].append(children[token])
+                if not replacement:
+                    law = law.clone()
+                    law[token] = 0
+                    law = law / law.sum() if float(law.sum()) > 0 else law
+        level = following
+    depths = depths_of(torch.tensor(parents))
+    tree = DraftTree(tokens=torch.tensor(tokens), parents=torch.tensor(parents), depths=depths, scores=-depths.double())
+    stacked = torch.stack(law_rows) if law_rows else torch.zeros((0, vocab), dtype=torch.float64)
+    return DrawnTree(tree=tree, attempts=attempts, laws=stacked, law_of=torch.tensor(law_of_node))
+
+
+def node_law(drawn: DrawnTree, p: Laws) -> Callable[[int], Tensor]:
+    tree = drawn.tree
+    return lambda node: p(tuple(tree.tokens[tree.path_to(node)[1:]].tolist()))
+
+
+def distance(p: Laws, vocab: int, length: int, verify: Callable[[Tape], tuple[int, ...]]) -> float:
+    """Largest error of the law of the first `length` tokens, what a round did not emit drawn plainly after it."""
+
+    def run(dice: Tape) -> tuple[int, ...]:
+        emitted = verify(dice)
+        while len(emitted) < length:
+            emitted = (*emitted, dice.pick(p(emitted)))
+        return emitted[:length]
+
+    got = law_of(run)
+    errors = []
+    for path in itertools.product(range(vocab), repeat=length):
+        expected = 1.0
+        for place, token in enumerate(path):
+            expected *= float(p(path[:place])[token])
+        errors.append(abs(got.get(path, 0.0) - expected))
+    return max(errors)
+
+
+def round_with(name: str, p: Laws, q: Laws, vocab: int, widths: tuple[int, ...]) -> Callable[[Tape], tuple[int, ...]]:
+    def verify(dice: Tape) -> tuple[int, ...]:
+        drawn = draw(q, vocab, widths, dice, replacement=name != "sequoia")
+        if name == "block":
+            path, after = rules.block(drawn, node_law(drawn, p), dice)
+        else:
+            path, after = rules.walk(drawn, node_law(drawn, p), rules.RULES[name], dice)
+        return (*drawn.tree.tokens[path[1:]].tolist(), after)
+
+    return verify
+
+
+CASES = [
+    ("ratio", 4, (1, 1)), ("ratio", 3, (1, 1, 1)), ("block", 4, (1, 1)), ("block", 3, (1, 1, 1)), ("block", 3, ()),
+    ("spec_infer", 4, (2,)), ("spec_infer", 3, (3,)), ("spec_infer", 3, (2, 1)), ("sequoia", 4, (2,)), ("sequoia", 4, (4,)),
+    ("sequoia", 3, (2, 1)), ("sequoia", 3, (1, 3)), ("point_mass", 4, (2,)), ("point_mass", 3, (2, 1)), ("k_seq", 4, (2,)),
+    ("k_seq", 3, (3,)), ("k_seq", 3, (2, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "vocab", "widths"), CASES)
+@pytest.mark.parametrize("kind", ["smooth", "zeros", "equal"])
+def test_the_output_has_the_law_of_the_target(name: str, vocab: int, widths: tuple[int, ...], kind: str) -> None:
+    for seed in range(3):
+        p = laws(vocab, seed, zeros=kind == "zeros")
+        q = p if kind == "equal" else laws(vocab, seed + 50, zeros=kind == "zeros")
+        assert distance(p, vocab, len(widths) + 1, round_with(name, p, q, vocab, widths)) < 1e-12, seed
+
+
+@pytest.mark.parametrize("name", ["ratio", "spec_infer", "sequoia", "k_seq", "block"])
+def test_equal_laws_are_never_rejected(name: str) -> None:
+    p = laws(3, 4)
+
+    def depth_reached(dice: Tape) -> int:
+        drawn = draw(p, 3, (1, 1), dice)
+        law = node_law(drawn, p)
+        return len((rules.block(drawn, law, dice) if name == "block" else rules.walk(drawn, law, rules.RULES[name], dice))[0])
+
+    assert law_of(depth_reached).keys() == {3}
+
+
+def expected_length(name: str, p: Laws, q: Laws, vocab: int, widths: tuple[int, ...]) -> float:
+    verify = round_with(name, p, q, vocab, widths)
+    return sum(length * weight for length, weight in law_of(lambda dice: len(verify(dice))).items())
+
+
+def test_acceptance_is_what_theory_says() -> None:
+    """One draw is kept with probability sum min(p, q); block verification keeps no less of a chain than the ratio rule."""
+    p, q = (lambda _: P), (lambda _: Q)
+    assert abs(expected_length("ratio", p, q, 4, (1,)) - 1 - float(torch.minimum(P, Q).sum())) < 1e-12
+    gains = []
+    for seed in range(12):
+        p, q = laws(3, seed), laws(3, seed + 70)
+        ratio, block = (expected_length(name, p, q, 3, (1, 1, 1)) for name in ("ratio", "block"))
+        assert block >= ratio - 1e-12
+        gains.append(block - ratio)
+    assert max(gains) > 0.01
+
+
+def test_the_lossy_rule_is_lossy_and_marked() -> None:
+    p, q = laws(4, 0), laws(4, 50)
+    assert distance(p, 4, 2, round_with("typical", p, q, 4, (1,))) > 0.01
+    assert {"typical"} == LOSSY
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), vocab=st.integers(2, 12), scale=st.sampled_from([0.1, 1.0, 30.0, 80.0]))
+def test_residuals_are_laws(seed: int, vocab: int, scale: float) -> None:
+    """Also in float32 with probabilities down to 1e-38, with p = q, and where q holds all of p."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (scale * torch.randn((2, vocab), generator=generator)).softmax(-1)
+    for first, second in ((p, q), (p, p), (p, p * (1 + 1e-7)), (torch.eye(vocab)[0], q), (p, torch.eye(vocab)[0])):
+        rest = rules.residual(first, second)
+        assert torch.isfinite(rest).all() and float(rest.min()) >= 0 and abs(float(rest.sum()) - 1) < 1e-5
+    assert torch.equal(rules.residual(p, p), p)
+
+
+# -- rules that look right: each gives another law, and the enumeration sees it -----------------------------------------
+
+
+def single(rule: Callable[[Tape], int]) -> list[float]:
+    law = law_of(rule)
+    return [law.get(token, 0.0) for token in range(4)]
+
+
+def ratio_step(token: int, p: Tensor, q: Tensor, dice: Tape) -> bool:
+    return dice.chance(float(p[token] / q[token]))
+
+
+def soft_q_for_fixed_children(dice: Tape) -> int:
+    p, q = P, Q
+    for token in Q.topk(2).indices.tolist():
+        if ratio_step(token, p, q, dice):
+            return token
+        p = rules.residual(p, q)
+    return dice.pick(p)
+
+
+def residual_of_p(dice: Tape) -> int:
+    token = dice.pick(Q)
+    return token if ratio_step(token, P, Q, dice) else dice.pick(P)
+
+
+def likelier_of_two(dice: Tape) -> int:
+    token = max(dice.pick(Q), dice.pick(Q), key=lambda drawn: float(Q[drawn]))
+    return token if ratio_step(token, P, Q, dice) else dice.pick(rules.residual(P, Q))
+
+
+def twins_tried_twice(dice: Tape) -> int:
+    for _ in range(2):
+        if dice.chance(float(P[0])):
+            return 0
+    return dice.pick(rules._without(P, 0))
+
+
+def a_draw_a_child(dice: Tape) -> int:
+    for token in (0, 1):
+        if dice.pick(P) == token:
+            return token
+    return dice.pick(P)
+
+
+def another_filter_for_the_draft(dice: Tape) -> int:
+    filtered = torch.where(Q >= 0.2, Q, 0.0) / Q[Q >= 0.2].sum()
+    token = dice.pick(filtered)
+    return token if ratio_step(token, P, Q, dice) else dice.pick(rules.residual(P, Q))
+
+
+def one_number_for_draft_and_residual(dice: Tape) -> int:
+    token = dice.pick(Q)
+    if ratio_step(token, P, Q, dice):
+        return token
+    rest = rules.residual(P, Q)  # inverted at the number that drew the token: the middle of its cell
+    place = float(Q.cumsum(0)[token] - Q[token] / 2)
+    return int(torch.searchsorted(rest.cumsum(0), torch.tensor(place, dtype=torch.float64)))
+
+
+def first_q_for_every_sibling(dice: Tape) -> int:
+    p, tokens = P, []
+    law = Q
+    for _ in range(2):
+        tokens.append(dice.pick(law))
+        law = rules._without(law, tokens[-1])
+    for token in tokens:
+        if ratio_step(token, p, Q, dice):
+            return token
+        p = rules.residual(p, Q)
+    return dice.pick(p)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "gives"),
+    [
+        (soft_q_for_fixed_children, [0.875, 0, 0, 0.125]),
+        (residual_of_p, [0.4575, 0.205, 0.27, 0.0675]),
+        (likelier_of_two, [0.51, 0.33, 0.08, 0.08]),
+        (twins_tried_twice, [0.6975, 0.165, 0.11, 0.0275]),
+        (a_draw_a_child, None),
+        (another_filter_for_the_draft, None),
+        (one_number_for_draft_and_residual, None),
+        (first_q_for_every_sibling, None),
+    ],
+)
+def test_mutants_are_caught(mutant: Callable[[Tape], int], gives: list[float] | None) -> None:
+    law = single(mutant)
+    if gives is not None:
+        assert law == pytest.approx(gives, abs=1e-9)
+    assert max(abs(a - b) for a, b in zip(law, P.tolist(), strict=True)) > 1e-3
+
+
+def test_bonus_of_the_parent_is_caught() -> None:
+    p, q = laws(3, 1), laws(3, 51)
+
+    def verify(dice: Tape) -> tuple[int, ...]:
+        drawn = draw(q, 3, (1, 1), dice)
+        law = node_law(drawn, p)
+        path, _ = rules.walk(drawn, law, rules.multi_round, dice)
+        return (*drawn.tree.tokens[path[1:]].tolist(), dice.pick(law(path[max(0, len(path) - 2)])))
+
+    assert distance(p, 3, 3, verify) > 1e-3
+
+
+# -- how trees are drawn ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_drawn_trees(replacement: bool) -> None:
+    """Paths, laws and attempts belong together, and the first attempts have the law that is written down."""
+    rows = table("smooth", (64, 5), 0)
+    scorer = PathScorer(rows, torch.tensor([3]), 3)
+    firsts, pairs = [], []
+    for seed in range(2000):
+        drawn = draw_tree(7, scorer, widths=(2, 2, 1), replacement=replacement, temperature=1.0, vocab_size=110, seed=seed, position=4)
+        tree = drawn.tree
+        for node, children in enumerate(drawn.attempts):
+            assert all(int(tree.parents[child]) == node for child in children)
+            if int(tree.depths[node]) < 3:
+                assert len(children) == (2, 2, 1)[int(tree.depths[node])]
+                assert float(drawn.law(node).sum()) == pytest.approx(1, abs=1e-9)
+                assert all(float(drawn.law(node)[tree.tokens[child]]) > 0 for child in children)
+        assert len(set(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))) == len(tree)
+        first, second = (int(tree.tokens[child]) - 100 for child in drawn.attempts[0])
+        firsts.append(first)
+        pairs.append(first * 5 + second)
+    law = drawn.law(0)[100:105]
+    counts = torch.bincount(torch.tensor(firsts), minlength=5).numpy()
+    assert stats.chisquare(counts, 2000 * law.numpy()).pvalue > 1e-4
+    joint = torch.outer(law, law) if replacement else (law[:, None] * law / (1 - law[:, None])).fill_diagonal_(0)
+    seen = torch.bincount(torch.tensor(pairs), minlength=25)[joint.flatten() > 0].numpy()
+    assert seen.sum() == 2000
+    assert stats.chisquare(seen, 2000 * joint.flatten()[joint.flatten() > 0].numpy()).pvalue > 1e-4
+
+
+def test_a_drawn_tree_needs_a_temperature() -> None:
+    scorer = PathScorer(table("smooth", (64, 5), 0), torch.tensor([3]), 3)
+    options = {"replacement": True, "vocab_size": 110, "seed": 0, "position": 0}
+    with pytest.raises(ValueError, match="temperature 0"):
+        draw_tree(7, scorer, widths=(1,), temperature=0.0, **options)
+    with pytest.raises(ValueError, match="at least 1 a level"):
+        draw_tree(7, scorer, widths=(2, 0), temperature=1.0, **options)
+
+
+def test_keyed_dice_repeat_and_are_fair() -> None:
+    """The same seed and position decide alike; a choice has the law, unmoved by what was decided before it."""
+    picks, chances = [], []
+    for seed in range(4000):
+        dice, again = rules.KeyedDice(seed, 9), rules.KeyedDice(seed, 9)
+        chances.append(dice.chance(0.3))
+        picks.append(dice.pick(P))
+        assert (chances[-1], picks[-1]) == (again.chance(0.3), again.pick(P))
+    table_of = torch.zeros((2, 4))
+    for chance, pick in zip(chances, picks, strict=True):
+        table_of[int(chance), pick] += 1
+    expected = torch.outer(torch.tensor([0.7, 0.3]), P.float()) * 4000
+    assert stats.chisquare(table_of.flatten().numpy(), expected.flatten().numpy() * float(table_of.sum()) / float(expected.sum())).pvalue > 1e-4
