@@ -51,6 +51,15 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.decode", "--width", "0", "hi"], ["width is 0"]),
         (["treedraft.decode", "--budget", "0", "hi"], ["budget is 0"]),
         (["treedraft.decode", "--temperature", "-1", "hi"], ["-1"]),
+        (["treedraft.decode", "--top-p", "2", "hi"], ["top_p is 2"]),
+        (["treedraft.decode", "--top-k", "0", "hi"], ["top_k is 0"]),
+        (["treedraft.decode", "--logit-bias", "x", "hi"], ["'x'", "ID=BIAS"]),
+        (["treedraft.decode", "--target", "tiny", "--temperature", "1", "--logit-bias", "64=1", "hi"], ["token 64", "0..63"]),
+        (["treedraft.decode", "--accept", "ratio", "hi"], ["ratio", "temperature"]),
+        (["treedraft.decode", "--accept", "sampler", "hi"], ["sampler_match"]),
+        (["treedraft.decode", "--batch", "0", "hi"], ["--batch is 0"]),
+        (["treedraft.decode", "--batch", "4", "hi"], ["--batch is 4", "--prompts"]),
+        (["treedraft.decode", "--budget", "lots", "hi"], ["lots", "auto"]),
         (["treedraft.decode", "--tree", "--chain", "hi"], ["--tree", "--chain"]),
         (["treedraft.decode", "  "], ["empty prompt"]),
         (["treedraft.decode", "--target", "pockte", "hi"], ["pockte", "pocket"]),
@@ -109,6 +118,37 @@ def test_decode_prints_tau_and_identity(smoke: Path, tmp_path: Path) -> None:
         assert 1 <= record["tau"] <= 6 and record["speedup"] > 0
     shown = run("treedraft.decode", *flags, "--show-tree", "--depth", "3", "--budget", "8", "hello there", runs=tmp_path)
     assert "identical to plain decoding" in shown.stdout and "└─" in shown.stdout and "stages:" in shown.stdout
+
+
+def test_decode_samples_and_sizes_its_trees(smoke: Path, tmp_path: Path) -> None:
+    trained = next((smoke / "train").glob("*causal-attention*/drafter"))
+    flags = ["--target", "tiny", "--drafter", str(trained), "--compare", "--json", "--max-new-tokens", "16", "hello there"]
+    cache = {"TREEDRAFT_CACHE": str(tmp_path / "cache")}
+    sampled = run("treedraft.decode", *flags, "--temperature", "0.8", "--top-p", "0.9", "--seed", "7", "--budget", "auto", runs=tmp_path, **cache)
+    record = json.loads(sampled.stdout)
+    assert sampled.returncode == 0 and record["identical"] is True and record["budget"] == "auto"
+    assert record["sampling"] == {"temperature": 0.8, "top_p": 0.9} and record["lossless"] is True
+    many = run("treedraft.decode", *flags[:-1], "--prompts", "code", "--limit", "3", "--batch", "2", runs=tmp_path)
+    records = [json.loads(line) for line in many.stdout.splitlines()]
+    assert many.returncode == 0 and len(records) == 3 and all(record["identical"] for record in records)
+    for rule, lossless in (("sequoia", True), ("typical", False)):
+        drawn = run("treedraft.decode", *flags, "--temperature", "1", "--accept", rule, runs=tmp_path)
+        record = json.loads(drawn.stdout)
+        assert drawn.returncode == 0 and record["accept"] == rule and record["lossless"] is lossless
+
+
+def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:
+    trained = next((smoke / "train").glob("*causal-attention*/drafter"))
+    flags = ["--target", "tiny", "--drafter", str(trained), "--output", str(tmp_path / "numbers.json")]
+    cache = {"TREEDRAFT_CACHE": str(tmp_path / "cache")}
+    for name, more, keys in (
+        ("profile", [], {"draft_ms", "correction_ms", "verify_ms_behind_64"}),
+        ("decode", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--repeats", "1"], {"code", "depth"}),
+        ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20"], {"ratio", "tau_live"}),
+    ):
+        measured = run("treedraft.bench", name, *flags, *more, runs=tmp_path, **cache)
+        assert measured.returncode == 0, measured.stderr
+        assert keys <= json.loads((tmp_path / "numbers.json").read_text()).keys()
 
 
 def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> None:

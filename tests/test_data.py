@@ -330,7 +330,7 @@ def test_missing_weights_say_what_to_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not (smollm2_135m.cache_folder() / "model.safetensors").is_file(), reason="weights are not cached")
+@pytest.mark.skipif(not (smollm2_135m.weights_folder() / "model.safetensors").is_file(), reason="weights are not cached")
 def test_smollm2_answers_and_renders_its_template() -> None:
     target = smollm2_135m.load(dtype=torch.float32)
     prompt = target.encode_chat(["What is the capital of France?"])

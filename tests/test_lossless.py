@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from tests.kit import Stub
 from tests.tiny_drafters import BACKBONES, make_drafter, make_features, make_sequences, name_of, random_prompts
-from treedraft.backbones._block import Memory
 from treedraft.config import DecodeConfig, TrainConfig
 from treedraft.drafter import Drafter
 from treedraft.evaluate import Replay, Trajectory
@@ -22,7 +20,6 @@ from treedraft.targets import tiny as tiny_module
 from treedraft.targets.generate import generate as generate_batch
 from treedraft.targets.hf import Target
 from treedraft.trainer import Trainer
-from treedraft.trees.scorers import MarginalScorer
 
 CORRECTIONS = [{"name": "none"}, {"name": "markov", "variant": "rnn", "rank": 6}, {"name": "attention", "inputs": "fused"}]
 DECODES = [
@@ -135,26 +132,6 @@ def test_ties_go_to_the_lowest_id_in_both_decoders() -> None:
 
 
 # -- stubs that pin tau ----------------------------------------------------------------------------------------------
-
-
-class Stub:
-    """A drafter whose block is its own positions, and which proposes `ids[position] + shift`: 0 is the oracle, 1 the adversary."""
-
-    def __init__(self, target: Target, ids: list[int], shift: int) -> None:
-        self.target, self.ids, self.shift = target, torch.tensor(ids), shift
-        self.config = SimpleNamespace(first_slot=1)
-
-    def remember(self, taps: Tensor, positions: Tensor) -> Memory:
-        rows = torch.zeros((1, taps.shape[1], 1, 1))
-        return Memory(keys=[rows], values=[rows.clone()])
-
-    def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
-        return (anchors[..., None] + 1 + torch.arange(depth))[..., None]
-
-    def scorer(self, hidden: Tensor, anchor: Tensor, rung: str = "conditional") -> MarginalScorer:
-        tokens = (self.ids[hidden[..., 0].clamp(max=len(self.ids) - 1)] + self.shift) % self.target.vocab_size
-        log_q = torch.full((*tokens.shape, self.target.vocab_size), -torch.inf, dtype=torch.float64)
-        return MarginalScorer(log_q.scatter_(-1, tokens[..., None], 0.0))
 
 
 def stubbed(target: Target, prompt: list[int], shift: int, max_new_tokens: int, **fields: Any) -> tuple[Generation, Generation]:

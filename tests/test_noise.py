@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -81,3 +83,11 @@ def test_a_rounding_error_does_not_move_a_draw() -> None:
     uniforms = noise.uniform(0, torch.arange(200))[:, None]
     inverted = [torch.searchsorted(row.double().softmax(-1).cumsum(-1), uniforms) for row in (logits, disturbed)]
     assert (inverted[0] != inverted[1]).any()
+
+
+def test_streams_of_a_position_have_nothing_to_do_with_each_other() -> None:
+    """What a target draws, what a drafter draws and what an acceptance rule decides at one position (see trees/)."""
+    seeds = torch.arange(20_000)
+    streams = [noise.uniform(seeds, 5, 0), noise.uniform(seeds, 5, 1, 0, 0, 0), noise.uniform(seeds, 5, 2, 1)]
+    for one, other in itertools.combinations(streams, 2):
+        assert stats.spearmanr(one.numpy(), other.numpy()).pvalue > ALPHA

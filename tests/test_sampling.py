@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.test_lossless import Stub
+from tests.kit import Stub
 from tests.tiny_drafters import make_drafter, random_prompts
 from treedraft.config import Acceptance, DecodeConfig, Sampling
 from treedraft.drafter import Drafter

@@ -1,8 +1,11 @@
-"""`python -m treedraft.bench tree|train|vocabulary`: one thing against another, measured in one run.
+"""`python -m treedraft.bench NAME`: one thing against another, measured in one run.
 
-tree        builds a conditional 255-node tree with the heap and with the batched builder, at the shapes of a target
+tree        builds 255-node trees with the heap and with the batched builder, and 16 at once, at the shapes of a target
 train       one optimiser step: blocks a second, and the share of the machine's own matrix-product rate
 vocabulary  what a reduced draft vocabulary costs in tau: the same drafter restricted to it and unrestricted
+decode      whole answers against transformers' own `generate`, same target, prompts, threads and ids
+replay      measuring tau along recorded answers against measuring it live
+profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treedraft.cli import parse_arguments, run_cli
+from treedraft.cli import Repeated, parse_arguments, run_cli
 
 if TYPE_CHECKING:
     from treedraft.drafter import Drafter
@@ -27,10 +30,11 @@ if TYPE_CHECKING:
 class TreeArguments:
     """Flags of `bench tree`."""
 
-    correction: str = "attention"
     budget: int = 255
     width: int = 7
     depth: int = 15
+    requests: int = 16
+    """Trees that are built at once, against as many one by one."""
     repeats: int = 15
     draft_vocab_size: int = 8192
     output: Path | None = None
@@ -68,8 +72,58 @@ class VocabularyArguments:
     """Also write the numbers to this JSON file."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeArguments:
+    """Flags of `bench decode`."""
+
+    target: str = "smollm2-135m"
+    drafter: str | None = None
+    """A shipped name or a folder (default: the target's default drafter)."""
+    prompts: Repeated = ()
+    """Sets of prompts (default: the target's own; several times for several)."""
+    count: int = 8
+    """Prompts of each set."""
+    max_new_tokens: int = 128
+    depth: int | None = None
+    repeats: int = 3
+    """Times that every answer is decoded by either; the medians are compared."""
+    output: Path | None = None
+    """Also write the numbers to this JSON file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayArguments:
+    """Flags of `bench replay`."""
+
+    target: str = "pocket"
+    drafter: str | None = None
+    prompts: str | None = None
+    """A set of prompts (default: the target's own)."""
+    count: int = 24
+    max_new_tokens: int = 192
+    budget: int = 255
+    depth: int = 15
+    output: Path | None = None
+    """Also write the numbers to this JSON file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileArguments:
+    """Flags of `bench profile`."""
+
+    target: str = "smollm2-135m"
+    drafter: str | None = None
+    """A shipped name or a folder (default: the target's default drafter)."""
+    depth: int | None = None
+    output: Path | None = None
+    """Also write the numbers to this JSON file."""
+
+
 def main() -> int:
-    commands: dict[str, Callable[[], int]] = {"tree": _tree, "train": _train, "vocabulary": _vocabulary}
+    commands: dict[str, Callable[[], int]] = {
+        "tree": _tree, "train": _train, "vocabulary": _vocabulary, "decode": _decode, "replay": _replay,
+        "profile": _profile,
+    }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return 0
@@ -83,40 +137,212 @@ def main() -> int:
 
 def _tree() -> int:
     arguments = parse_arguments(TreeArguments, program="python -m treedraft.bench tree", description=__doc__ or "")
+    size: dict[str, Any] = {"budget": arguments.budget, "width": arguments.width, "depth": arguments.depth}
+    bandwidth = _bandwidth()
+    print(f"trees at smollm2-135m shapes: {size}; memory read at {bandwidth / 1e9:.1f} GB/s")
+    record: dict[str, Any] = {"benchmark": "tree", **size, "requests": arguments.requests, "read_gb_per_second": bandwidth / 1e9}
+    for correction in ("none", "markov", "attention"):
+        record[correction] = found = _compare_builders(correction, size, arguments, bandwidth)
+        print(f"{'marginal' if correction == 'none' else correction}")
+        print(f"  heap     {found['heap_ms']:7.1f} ms   {found['heap_calls']} calls of the scorer")
+        print(f"  batched  {found['batched_ms']:7.1f} ms   {found['calls']} calls, {found['scored']} nodes scored; "
+              f"weights alone would take {found['floor_ms']:.1f} ms")  # fmt: skip
+        print(f"  {arguments.requests} at once {found['together_ms']:5.1f} ms")
+        print(f"  ratio    {found['ratio']:7.2f} x the heap, {found['together_ratio']:.2f} x one by one   "
+              f"same tree: {found['identical']}")  # fmt: skip
+    return _finish(record, arguments.output) if all(record[name]["identical"] for name in ("none", "markov", "attention")) else 1
+
+
+def _compare_builders(correction: str, size: dict[str, Any], arguments: TreeArguments, bandwidth: float) -> dict[str, Any]:
     import torch
 
     from treedraft.trees.best_first import BestFirst
     from treedraft.trees.naive import heap_build
 
-    target, drafter = _smollm2_shaped(arguments.correction, arguments.draft_vocab_size, num_layers=1)
-    size: dict[str, Any] = {"budget": arguments.budget, "width": arguments.width, "depth": arguments.depth}
+    target, drafter = _smollm2_shaped(correction, arguments.draft_vocab_size, num_layers=1)
     builder = BestFirst(**size)
-    hidden = torch.randn((1, arguments.depth, target.hidden_size), generator=torch.Generator().manual_seed(0))
-    anchor = torch.tensor([5])
+    generator = torch.Generator().manual_seed(0)
+    several = torch.randn((arguments.requests, size["depth"], target.hidden_size), generator=generator)
+    hidden, anchors = several[:1], torch.full((arguments.requests,), 5)
+    anchor = anchors[:1]
     with torch.no_grad():
         scorer: Any = _Counting(drafter.scorer(hidden, anchor))
         heap_tree = heap_build(5, scorer, **size)
-        heap_calls, heap_lanes = scorer.calls, scorer.lanes
+        heap_calls = scorer.calls
         scorer.calls = scorer.lanes = 0
         fast_tree = builder.build(anchor, scorer).tree(0)
-        fast_calls, fast_lanes = scorer.calls, scorer.lanes
         heap, fast = _interleaved(
             lambda: heap_build(5, drafter.scorer(hidden, anchor), **size),
             lambda: builder.build(anchor, drafter.scorer(hidden, anchor)),
             repeats=arguments.repeats,
         )
-    record = {
-        "benchmark": "tree", "correction": arguments.correction, **size,
-        "identical": _same(heap_tree, fast_tree),
-        "heap_ms": heap * 1e3, "batched_ms": fast * 1e3, "ratio": heap / fast,
-        "heap_calls": heap_calls, "heap_corrections": heap_lanes,
-        "batched_calls": fast_calls, "batched_corrections": fast_lanes,
+        singles, together = _interleaved(
+            lambda: [builder.build(anchor, drafter.scorer(one[None], anchor)) for one in several],
+            lambda: builder.build(anchors, drafter.scorer(several, anchors)),
+            repeats=max(3, arguments.repeats // 3),
+        )
+    # The draft head, and what of the correction acts on hidden states, is read once a call; tables are looked up.
+    matrices = [weight for name, weight in drafter.correction.named_parameters() if weight.ndim == 2 and "w1" not in name.lower()]
+    weights = 4 * (sum(weight.numel() for weight in matrices) + arguments.draft_vocab_size * target.hidden_size)
+    return {
+        "identical": _same(heap_tree, fast_tree), "heap_ms": heap * 1e3, "batched_ms": fast * 1e3, "ratio": heap / fast,
+        "heap_calls": heap_calls, "calls": scorer.calls, "scored": scorer.lanes,
+        "floor_ms": scorer.calls * weights / bandwidth * 1e3,
+        "together_ms": together * 1e3, "together_ratio": singles / together,
     }  # fmt: skip
-    print(f"conditional tree, {arguments.correction} correction, smollm2-135m shapes: {size}")
-    print(f"  heap     {heap * 1e3:7.1f} ms   {heap_calls} calls, {heap_lanes} corrections")
-    print(f"  batched  {fast * 1e3:7.1f} ms   {fast_calls} calls, {fast_lanes} corrections")
-    print(f"  ratio    {heap / fast:7.2f} x   same tree: {record['identical']}")
-    return _finish(record, arguments.output) if record["identical"] else 1
+
+
+def _bandwidth() -> float:
+    """Bytes a second that are read from memory: the sum of more than any cache holds, best of several."""
+    import torch
+
+    values = torch.ones(64 * 2**20)
+    return 4 * len(values) / min(_timed(values.sum) for _ in range(8))
+
+
+def _decode() -> int:
+    arguments = parse_arguments(DecodeArguments, program="python -m treedraft.bench decode", description=__doc__ or "")
+    from treedraft.config import MOST_NODES, DecodeConfig
+    from treedraft.costs import profile_of
+    from treedraft.data.prompts import SHIPPED, default_set, prompt_set
+    from treedraft.drafter import load_drafter
+    from treedraft.targets import load_target
+
+    target = load_target(arguments.target)
+    drafter = load_drafter(arguments.drafter, target=target)
+    depth = arguments.depth or drafter.depth
+    config = DecodeConfig(mode="tree", depth=depth, budget=MOST_NODES, admit="pop")
+    profile = profile_of(target, drafter, depth)
+    own = [default_set(target.name)] if default_set(target.name) == "world" else list(SHIPPED)
+    record: dict[str, Any] = {"benchmark": "decode", "target": target.name, "depth": depth, "max_new_tokens": arguments.max_new_tokens,
+                              "prompts": arguments.count, "repeats": arguments.repeats}  # fmt: skip
+    identical = True
+    for name in arguments.prompts or own:
+        prompts = [target.encode_chat(prompt.turns) for prompt in prompt_set(name, count=arguments.count)]
+        found = _decode_set(target, drafter, config, profile, prompts, arguments)
+        identical &= found["identical"]
+        record[name] = found
+        stages = "  ".join(f"{stage} {share:.0%}" for stage, share in found["shares"].items())
+        print(f"{name:<6} {found['speedup']:.2f} x transformers' generate ({found['plain_tokens_per_second']:.1f} tokens/s); "
+              f"tau {found['tau']:.2f}, {found['mean_nodes']:.1f} nodes a round; same ids: {found['identical']}\n"
+              f"       time: {stages}; a free drafter would give {found['free_drafter_speedup']:.2f} x")  # fmt: skip
+        record[name] = {key: value for key, value in found.items() if key != "shares"} | {f"share_{k}": v for k, v in found["shares"].items()}
+    return _finish(record, arguments.output) if identical else 1
+
+
+def _decode_set(
+    target: Target, drafter: Drafter, config: Any, profile: Any, prompts: list[list[int]], arguments: DecodeArguments
+) -> dict[str, Any]:
+    """Every prompt by both, in turn; seconds include prefill, as a user waits for it."""
+    import numpy as np
+    import torch
+
+    from treedraft import metrics
+    from treedraft.speculate import STAGES, generate
+
+    model: Any = target.model
+    eos = list(target.eos_token_ids)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    stages, rounds, tokens, identical = dict.fromkeys(STAGES, 0.0), [], 0, True
+    for place, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt], device=target.device)
+        mask = torch.ones_like(ids)
+
+        def plain(ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> Any:
+            with torch.inference_mode():
+                return model.generate(
+                    ids, attention_mask=mask, max_new_tokens=arguments.max_new_tokens, do_sample=False,
+                    eos_token_id=eos, pad_token_id=eos[0],
+                )  # fmt: skip
+
+        def draft(prompt: list[int] = prompt) -> Any:
+            return generate(target, drafter, prompt, config=config, profile=profile, max_new_tokens=arguments.max_new_tokens)
+
+        if place == 0:
+            plain()
+            draft()
+        times: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(arguments.repeats):
+            for which in ((0, 1), (1, 0))[repeat % 2]:
+                begin = time.perf_counter()
+                answer = (plain, draft)[which]()
+                times[which].append(time.perf_counter() - begin)
+                if which == 0:
+                    expected = answer[0, len(prompt) :].tolist()
+                else:
+                    found = answer
+        identical &= found.ids == expected
+        tokens += len(expected)
+        rounds.append(found.counts(prompt=str(place)))
+        for part, own in zip(seconds, times, strict=True):
+            part.append(statistics.median(own))
+        for stage in STAGES:
+            stages[stage] += found.seconds[stage]
+    total, busy = [sum(part) for part in seconds], sum(stages.values())
+    own_work = 1 - (stages["draft"] + stages["build"]) / busy
+    return {
+        "identical": identical, "speedup": total[0] / total[1], "tau": metrics.tau(rounds),
+        "mean_nodes": float(np.concatenate([item.nodes for item in rounds]).mean()) if rounds else float("nan"),
+        "plain_tokens_per_second": tokens / total[0], "tokens_per_second": tokens / total[1],
+        "free_drafter_speedup": total[0] / (total[1] * own_work),
+        "shares": {stage: value / busy for stage, value in stages.items()},
+    }  # fmt: skip
+
+
+def _replay() -> int:
+    arguments = parse_arguments(ReplayArguments, program="python -m treedraft.bench replay", description=__doc__ or "")
+    from treedraft import metrics
+    from treedraft.config import DecodeConfig
+    from treedraft.data.prompts import default_set, prompt_set
+    from treedraft.drafter import load_drafter
+    from treedraft.evaluate import Replay, record
+    from treedraft.speculate import generate
+    from treedraft.targets import load_target
+
+    target = load_target(arguments.target)
+    drafter = load_drafter(arguments.drafter, target=target)
+    config = DecodeConfig(mode="tree", depth=arguments.depth, budget=arguments.budget)
+    prompts = prompt_set(arguments.prompts or default_set(target.name), count=arguments.count)
+    texts = record(target, prompts, temperature=0.0, seeds=[0], max_new_tokens=arguments.max_new_tokens)
+    replay = Replay(target, texts)
+    replay.run(drafter, config)
+    replayed: list[metrics.Rounds] = []
+    seconds = _median(lambda: replayed.__setitem__(slice(None), replay.run(drafter, config)), 3)
+    begin = time.perf_counter()
+    live = [
+        generate(target, drafter, target.encode_chat(prompt.turns), config=config, max_new_tokens=arguments.max_new_tokens).counts()
+        for prompt in prompts
+    ]
+    live_seconds = time.perf_counter() - begin
+    taus = metrics.tau(replayed), metrics.tau(live)
+    print(f"{target.name}, {len(prompts)} prompts, {arguments.budget} nodes: replay {seconds:.2f} s, live {live_seconds:.2f} s, "
+          f"{live_seconds / seconds:.1f} x; tau {taus[0]:.4f} and {taus[1]:.4f}")  # fmt: skip
+    result = {"benchmark": "replay", "target": target.name, "prompts": len(prompts), "depth": arguments.depth, "budget": arguments.budget,
+              "replay_seconds": seconds, "live_seconds": live_seconds, "ratio": live_seconds / seconds,
+              "tau_replay": taus[0], "tau_live": taus[1]}  # fmt: skip
+    return _finish(result, arguments.output) if taus[0] == taus[1] else 1
+
+
+def _profile() -> int:
+    arguments = parse_arguments(ProfileArguments, program="python -m treedraft.bench profile", description=__doc__ or "")
+    from treedraft.costs import NODES, profile_of
+    from treedraft.drafter import load_drafter
+    from treedraft.targets import load_target
+
+    target = load_target(arguments.target)
+    drafter = load_drafter(arguments.drafter, target=target)
+    profile = profile_of(target, drafter, arguments.depth or drafter.depth, refresh=True)
+    print(f"{target.name}: draft {profile.draft * 1e3:.1f} ms a round, correction {profile.correction * 1e3:.2f} ms a node; "
+          f"verification in ms, measured and as fitted")  # fmt: skip
+    record: dict[str, Any] = {"benchmark": "profile", "target": target.name, "draft_ms": profile.draft * 1e3,
+                              "correction_ms": profile.correction * 1e3}  # fmt: skip
+    print("  nodes   " + "".join(f"{nodes:>8}" for nodes in NODES))
+    for context, seconds in zip(profile.contexts, profile.verify, strict=True):
+        fitted = profile.at(context).verify
+        print(f"  {context:>5} ms" + "".join(f"{value * 1e3:8.1f}" for value in seconds))
+        print("   fitted " + "".join(f"{fitted[nodes - 1] * 1e3:8.1f}" for nodes in NODES))
+        record[f"verify_ms_behind_{context}"] = {str(nodes): value * 1e3 for nodes, value in zip(NODES, seconds, strict=True)}
+    return _finish(record, arguments.output)
 
 
 def _same(first: DraftTree, second: DraftTree) -> bool:

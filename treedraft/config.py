@@ -21,6 +21,7 @@ Config = TypeVar("Config")
 Rung = Literal["marginal", "per_depth", "conditional"]
 Rule = Literal["sampler_match", "ratio", "block", "spec_infer", "sequoia", "point_mass", "k_seq", "typical"]
 Admit = Literal["fanout", "pop"]
+MOST_NODES = 256  # of a tree that is sized by its cost
 LOSSY = frozenset({"typical"})  # acceptance rules that change the output's law
 _STRICT = ConfigDict(extra="forbid")
 

@@ -15,6 +15,7 @@ from treedraft.backbones._block import BlockBackbone, Memory
 from treedraft.config import DrafterConfig, Rung
 from treedraft.corrections._seam import Borrowed, Correction
 from treedraft.ops.layers import Shape
+from treedraft.ops.packed import pack_linears, packed_head
 from treedraft.targets.hf import Target
 from treedraft.trees.scorers import BackboneScorer, ConditionalScorer, Scorer
 
@@ -57,6 +58,9 @@ class Drafter(nn.Module):
         self.correction: Correction = _build("corrections", config.correction, shape)
         self.register_buffer("d2t", torch.arange(shape.draft_vocab_size) if d2t is None else d2t, persistent=False)
         assert len(self.d2t) == shape.draft_vocab_size
+        twice = self.d2t[1:][self.d2t[1:] == self.d2t[:-1]].tolist()
+        if twice:
+            raise ValueError(f"the draft vocabulary names token {twice[0]} twice: twin siblings would be drafted")
         self.provenance: dict[str, Any] = {}
         self.lineage: dict[str, Any] | None = None  # how the weights that training started from were trained
         self.borrowed: Borrowed | None = None
@@ -90,9 +94,10 @@ class Drafter(nn.Module):
         embedding = target.embedding.to(dtype)
         head_weight = head_weight.to(dtype)
         self.mask_token_id = target.mask_token_id
+        pack = target.packed and dtype == target.dtype
         self.borrowed = Borrowed(
             embed=lambda ids: nn.functional.embedding(ids, embedding),
-            head=lambda hidden: nn.functional.linear(hidden, head_weight),
+            head=packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
             rotary=target.rotary,
         )
 
@@ -262,7 +267,17 @@ def shipped_drafters(target_name: str) -> list[str]:
 
 
 def load_drafter(name: str | None, *, target: Target) -> Drafter:
-    """The drafter in folder `name`, the one shipped for this target under that name, or (None) the target's default."""
+    """The drafter in folder `name`, the one shipped for this target under that name, or (None) the target's default.
+
+    It is for decoding: on a CPU its layers are packed, and must not be trained on.
+    """
+    drafter = _load(name, target)
+    if target.packed:
+        pack_linears(drafter)
+    return drafter
+
+
+def _load(name: str | None, target: Target) -> Drafter:
     from treedraft.run import assets_folder
 
     shipped = shipped_drafters(target.name)

@@ -25,6 +25,7 @@ from treedraft.targets.hf import Target
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.builder import TreeBuilder
 from treedraft.trees.chain import Chain
+from treedraft.trees.limits import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +71,12 @@ def record(
     ]
 
 
-def builder_for(config: DecodeConfig, *, depth: int | None = None) -> TreeBuilder:
-    """The builder a decode config names, at its depth or a smaller one."""
+def builder_for(config: DecodeConfig, *, depth: int | None = None, cost: Cost | None = None) -> TreeBuilder:
+    """The builder a decode config names, at its depth or a smaller one; with a cost a tree ends where it stops paying."""
     depth = config.depth if depth is None else depth
     if config.mode == "chain":
         return Chain(depth=depth)
-    return BestFirst(budget=config.budget, width=config.width, depth=depth, admit=config.admit)
+    return BestFirst(budget=config.budget, width=config.width, depth=depth, admit=config.admit, cost=cost)
 
 
 class Replay:

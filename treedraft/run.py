@@ -14,6 +14,13 @@ def runs_folder() -> Path:
     return Path(os.environ.get("TREEDRAFT_RUNS", "runs"))
 
 
+def cache_folder() -> Path:
+    """What is made once for a machine: converted weights, profiles. $TREEDRAFT_CACHE, else the user's cache folder."""
+    import platformdirs
+
+    return Path(os.environ.get("TREEDRAFT_CACHE") or platformdirs.user_cache_dir("treedraft")).expanduser()
+
+
 def assets_folder() -> Path:
     """What ships inside the package: the pocket model, drafters, prompts, token ids."""
     return Path(__file__).parent / "assets"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from treedraft.config import Acceptance, DecodeConfig, Sampling
+from treedraft.costs import Profile
 from treedraft.drafter import Drafter, Prefix
 from treedraft.evaluate import builder_for
 from treedraft.metrics import Rounds, tau
@@ -137,6 +139,7 @@ def generate(
     config: DecodeConfig,
     sampling: Sampling | None = None,
     acceptance: Acceptance | None = None,
+    profile: Profile | None = None,
     max_new_tokens: int = 256,
     seed: int = 0,
     stop: Sequence[str] = (),
@@ -144,7 +147,8 @@ def generate(
 ) -> Generation:
     """Decode one prompt speculatively. `on_tokens` is called whenever text was added.
 
-    `sampling` says more than the config's temperature, in whose place it stands. ValueError if the prompt is empty or
+    `sampling` says more than the config's temperature, in whose place it stands. With a `profile` a tree ends where
+    another node would cost more time than it saves (the config then admits by pop). ValueError if the prompt is empty or
     does not fit the target's context window; FloatingPointError with round and node if the target's logits are not
     finite.
     """
@@ -158,7 +162,7 @@ def generate(
         prefix = Prefix(drafter, capacity=len(prompt) + max_new_tokens + config.depth)
         prefix.append(start.taps)
         stopper.take([sampler.draw(start.logits[-1], [])])
-    step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), sampler, stopper, ledger)
+    step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), profile, sampler, stopper, ledger)
     while stopper.reason is None and target.length + 1 < target.max_length:
         result.ids = stopper.ids
         if on_tokens:
@@ -180,6 +184,7 @@ class _Step:
     prefix: Prefix
     config: DecodeConfig
     acceptance: Acceptance
+    profile: Profile | None
     sampler: Sampler
     stopper: Stopper
     ledger: Ledger
@@ -199,7 +204,8 @@ class _Step:
         with ledger.stage("build"):
             drawn = None
             if self.acceptance.rule == "sampler_match":
-                tree = builder_for(self.config, depth=depth).build(anchor, scorer).tree(0)
+                cost = self.profile.at(length) if self.profile is not None else None
+                tree = builder_for(self.config, depth=depth, cost=cost).build(anchor, scorer).tree(0)
             else:
                 drawn = self._draw(anchor, scorer, depth, length)
                 tree = drawn.tree
@@ -301,6 +307,25 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
             "speedup": plain_decoding / decoding if decoding > 0 else float("nan"),
         }
     return record
+
+
+@torch.no_grad()
+def audit(target: Target, prompt: Sequence[int], speculative: Generation, plain: Generation) -> dict[str, Any]:
+    """Where two greedy answers part, and how near a tie that is: the gap of the two logits, in units of the last place.
+
+    A forward over many rows and one over one row round differently, so half precision promises no identity. A first
+    difference of at most 2 units is such a tie; a larger one is a mistake of ours.
+    """
+    pairs = zip(speculative.ids, plain.ids, strict=False)
+    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    if place is None:  # one answer goes on where the other ends
+        return {"place": min(len(speculative.ids), len(plain.ids)), "near_tie": False}
+    tokens = [speculative.ids[place], plain.ids[place]]
+    logits = target.prefill([*prompt, *plain.ids[:place]]).logits[-1].double()
+    one, other = logits[tokens].tolist()
+    unit = 2.0 ** math.floor(math.log2(max(abs(one), abs(other), 1e-30))) * torch.finfo(target.dtype).eps
+    gap = abs(one - other)
+    return {"place": place, "tokens": tokens, "gap": gap, "units": gap / unit, "near_tie": gap <= 2 * unit}
 
 
 def _rate(generation: Generation, decoding: float) -> float:

@@ -32,10 +32,13 @@ class Shape:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding, halves convention (Llama, Qwen3): x [..., heads, d], cosine and sine [..., d]."""
+    """Rotary position embedding, halves convention (Llama, Qwen3): x [..., heads, d], cosine and sine [..., d].
+
+    Computed in the wider type of both, returned in that of x: angles are float32 where x is half precision.
+    """
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
-    return x * cosine.unsqueeze(-2) + rotated * sine.unsqueeze(-2)
+    return (x * cosine.unsqueeze(-2) + rotated * sine.unsqueeze(-2)).to(x.dtype)
 
 
 class RMSNorm(nn.RMSNorm):

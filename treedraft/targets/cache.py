@@ -43,7 +43,7 @@ class RowCache:
     def write_next(self, columns: slice | Tensor, visible: int) -> None:
         """The next forward writes at `columns` and sees columns < visible.
 
-        `columns` is a slice shared by all rows, or one column a row, [B].
+        `columns` is a slice shared by all rows, or those of each row, [B] or [B, n].
         """
         self.columns, self.visible = columns, visible
         self._reserve(visible)
@@ -54,7 +54,9 @@ class RowCache:
             if isinstance(self.columns, slice):
                 store[:, :, self.columns] = new
             else:
-                store[torch.arange(len(self.columns), device=store.device), :, self.columns] = new[:, :, 0]
+                columns = self.columns.view(len(store), -1)
+                rows = torch.arange(len(store), device=store.device)[:, None]
+                store[rows, :, columns] = new.transpose(1, 2)
         return self.keys[layer_idx][:, :, : self.visible], self.values[layer_idx][:, :, : self.visible]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -24,7 +24,7 @@ _CHUNK = 32  # rows that share a padded length in attention
 _DRAW_ROWS = 8  # rows drawn at once on a CPU: their float64 copies stay in its cache
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a cache that grew inside could not be written to outside
 def plain(
     target: Target,
     prompt: Sequence[int],
@@ -223,13 +223,7 @@ def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 def _budget(target: Target, prompt: Sequence[int], max_new_tokens: int) -> int:
     """Tokens that may be drawn after `prompt`; ValueError if not even one fits."""
-    if len(prompt) == 0:
-        raise ValueError("empty prompt: there is no token to start from")
-    if len(prompt) >= target.max_length:
-        raise ValueError(
-            f"prompt of {len(prompt)} tokens does not fit the context window of "
-            f"{target.max_length} tokens of {target.name}"
-        )
+    target.check_prompt(prompt)
     return min(max_new_tokens, target.max_length - len(prompt))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treedraft.ops.packed import pack_linears, packed_head, worth_packing
 from treedraft.targets.cache import RowCache
 from treedraft.trees.mask import ancestor_mask
 
@@ -85,6 +86,11 @@ class Target:
         self.embedding: Tensor = model.get_input_embeddings().weight  # pyright: ignore
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
+        # On a CPU, so that verifying a few nodes costs what one token does; plain decoding runs on the same layers.
+        self.packed = worth_packing(self.model)
+        if self.packed:
+            pack_linears(self.model)
+        self._head = packed_head(self.head_weight) if self.packed else None
         self.mask_token_id = find_mask_token(name, tokenizer, self.embedding.shape[0], mask_token_id)
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self.cache_argument = _cache_argument(model)
@@ -112,7 +118,7 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the usable ids, [..., H] -> [..., vocab_size]."""
-        return nn.functional.linear(hidden, self.head_weight)
+        return self._head(hidden) if self._head is not None else nn.functional.linear(hidden, self.head_weight)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., head_dim] of the target's rotary angles, scaled or not, at absolute positions [...]."""
@@ -143,18 +149,22 @@ class Target:
     @torch.no_grad()
     def prefill(self, ids: Sequence[int] | Tensor) -> Verified:
         """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long."""
+        self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
-        if len(tokens) == 0:
-            raise ValueError("empty prompt: there is no token to start from")
-        if len(tokens) >= self.max_length:
-            raise ValueError(
-                f"prompt of {len(tokens)} tokens does not fit the context window of "
-                f"{self.max_length} tokens of {self.name}"
-            )
         self.length = 0
         last, taps = self._extend(tokens, torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril())
         self.commit(torch.arange(len(tokens)))
         return Verified(logits=self.head(last[-1:]), taps=taps)
+
+    def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
+        """ValueError if there is no token to start from, or no room for another one."""
+        if len(ids) == 0:
+            raise ValueError("empty prompt: there is no token to start from")
+        if len(ids) >= self.max_length:
+            raise ValueError(
+                f"prompt of {len(ids)} tokens does not fit the context window of "
+                f"{self.max_length} tokens of {self.name}"
+            )
 
     @torch.no_grad()
     def verify(self, tokens: Tensor, parents: Tensor) -> Verified:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treedraft import files
+from treedraft.run import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None 
     """
     from treedraft.targets import hf
 
-    folder = cache_folder()
+    folder = weights_folder()
     if not (folder / "model.safetensors").is_file():
         _fill(folder)
     target = hf.load(str(folder), device=device, dtype=dtype)
@@ -56,12 +57,9 @@ def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None 
     return target
 
 
-def cache_folder() -> Path:
-    """Where converted weights are kept: $TREEDRAFT_CACHE, else the platform's cache folder of the user."""
-    import platformdirs
-
-    root = os.environ.get("TREEDRAFT_CACHE") or platformdirs.user_cache_dir("treedraft")
-    return Path(root).expanduser() / NAME
+def weights_folder() -> Path:
+    """Where converted weights are kept."""
+    return cache_folder() / NAME
 
 
 def _fill(folder: Path) -> None:

@@ -1,0 +1,200 @@
+"""Live speculative decoding of several prompts side by side: ragged prefixes, a tree of its own for every row.
+
+Every row draws with its own seed and history, so it writes what it writes alone; only the time is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treedraft.backbones._block import Memory
+from treedraft.config import DecodeConfig, Sampling
+from treedraft.costs import Profile
+from treedraft.drafter import Drafter
+from treedraft.evaluate import builder_for
+from treedraft.speculate import Generation, Ledger, Round, Stopper
+from treedraft.targets.batch import Requests
+from treedraft.targets.hf import Target
+from treedraft.targets.sampling import Sampler
+from treedraft.trees.accept import accept
+
+
+@torch.no_grad()
+def generate_many(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    config: DecodeConfig,
+    batch_size: int,
+    sampling: Sampling | None = None,
+    profile: Profile | None = None,
+    max_new_tokens: int = 256,
+    seeds: Sequence[int] | None = None,
+    stop: Sequence[str] = (),
+    on_done: Callable[[int, Generation], None] | None = None,
+) -> list[Generation]:
+    """Answers of all prompts, `batch_size` at a time; `on_done(index, answer)` is called as they end.
+
+    `seeds` are one a prompt (all 0). The seconds of an answer are its rows' share of the batch. ValueError as `generate`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch size is {batch_size}; at least 1")
+    for prompt in prompts:
+        target.check_prompt(prompt)
+    seeds = list(seeds) if seeds is not None else [0] * len(prompts)
+    answers: list[Generation | None] = [None] * len(prompts)
+
+    def done(index: int, answer: Generation) -> None:
+        answers[index] = answer
+        if on_done:
+            on_done(index, answer)
+
+    for first in range(0, len(prompts), batch_size):
+        indices = range(first, min(first + batch_size, len(prompts)))
+        rows = [
+            _Row(
+                index=index,
+                sampler=Sampler(
+                    sampling or Sampling(temperature=config.temperature),
+                    prompts[index],
+                    seed=seeds[index],
+                    vocab_size=target.vocab_size,
+                ),
+                stopper=Stopper(target, max_new_tokens=max_new_tokens, stop=stop),
+                answer=Generation(),
+            )
+            for index in indices
+        ]
+        _Group(target, drafter, [prompts[index] for index in indices], rows, config, profile, max_new_tokens, done).run()
+    return [answer for answer in answers if answer is not None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """A request: what it emits and how it draws. `index` is its prompt's."""
+
+    index: int
+    sampler: Sampler
+    stopper: Stopper
+    answer: Generation
+
+
+class _Group:
+    """Requests that go through rounds together; rows that end leave."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], rows: list[_Row],
+        config: DecodeConfig, profile: Profile | None, max_new_tokens: int, done: Callable[[int, Generation], None],
+    ) -> None:  # fmt: skip
+        self.target, self.drafter, self.rows = target, drafter, rows
+        self.config, self.profile, self.done = config, profile, done
+        self.ledger = Ledger(target.device)
+        self.charged = dict.fromkeys(self.ledger.seconds, 0.0)
+        self.longest = max(map(len, prompts)) + max_new_tokens
+        self.requests = Requests(target, prompts, capacity=self.longest + config.budget)
+        self.memory = Memory(keys=[], values=[])
+
+    def run(self) -> None:
+        with self.ledger.stage("prefill"):
+            for place, row in enumerate(self.rows):
+                start = self.requests.prefill(place)
+                self._remember(start.taps[None], torch.tensor([place]), torch.zeros((1, 1), dtype=torch.int64))
+                row.stopper.take([row.sampler.draw(start.logits[-1], [])])
+        self._charge()
+        self._leave()
+        while self.rows:
+            self._round()
+            self._charge()
+            self._leave()
+
+    def _round(self) -> None:
+        device, lengths = self.target.device, self.requests.lengths.clone()
+        anchors = torch.tensor([row.stopper.ids[-1] for row in self.rows], device=device)
+        longest = int(lengths.max())
+        # The deepest node of the longest row has to be inside the window.
+        depth = min(self.config.depth, self.target.max_length - 1 - longest)
+        with self.ledger.stage("draft"):
+            seen = Memory(
+                keys=[keys[:, :longest] for keys in self.memory.keys],
+                values=[values[:, :longest] for values in self.memory.values],
+            )
+            hidden = self.drafter.hidden(seen, anchors[:, None], lengths[:, None], depth)[:, 0]
+            scorer = self.drafter.scorer(hidden, anchors, self.config.scorer)
+        with self.ledger.stage("build"):
+            cost = self.profile.at(longest) if self.profile is not None else None
+            trees = builder_for(self.config, depth=depth, cost=cost).build(anchors, scorer)
+        with self.ledger.stage("verify"):
+            verified = self.requests.verify(trees)
+            paths, bonuses = [], []
+            for place, row in enumerate(self.rows):
+                tree, emitted, logits = trees.tree(place), row.stopper.ids, verified.logits[place]
+                tokens = tree.tokens.tolist()
+
+                def choose(
+                    path: list[int],
+                    row: _Row = row,
+                    emitted: list[int] = emitted,
+                    logits: Tensor = logits,
+                    tokens: list[int] = tokens,
+                ) -> int:
+                    return row.sampler.draw(logits[path[-1]], [*emitted, *(tokens[node] for node in path[1:])])
+
+                path, bonus = accept(tree, choose)
+                paths.append(path)
+                bonuses.append(bonus)
+        with self.ledger.stage("commit"):
+            counts = torch.tensor([len(path) for path in paths], device=device)
+            padded = torch.tensor([path + [0] * (int(counts.max()) - len(path)) for path in paths], device=device)
+            self.requests.commit(padded, counts)
+            taps = verified.taps.gather(1, padded[:, :, None].expand(-1, -1, verified.taps.shape[2]))
+            # Rows of padding lie behind a request's length: unseen, and written over by what comes next.
+            self._remember(taps, torch.arange(len(self.rows)), lengths[:, None])
+        for place, (row, path, bonus) in enumerate(zip(self.rows, paths, bonuses, strict=True)):
+            tree = trees.tree(place)
+            room = self.target.max_length - 1 - int(lengths[place])
+            count = row.stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
+            row.answer.rounds.append(Round(tree=tree, path=path, emitted=count))
+
+    def _remember(self, taps: Tensor, rows: Tensor, starts: Tensor) -> None:
+        """Write taps [B, n, C] of requests `rows` [B] at columns starts [B, 1] + 0 .. n - 1 of the drafter's memory."""
+        columns = starts.to(taps.device) + torch.arange(taps.shape[1], device=taps.device)
+        new = self.drafter.remember(taps, columns)
+        if not self.memory.keys:
+            room = self.longest + self.config.depth + 1
+            stores = [[x.new_zeros((len(self.rows), room, *x.shape[2:])) for x in part] for part in (new.keys, new.values)]
+            self.memory = Memory(keys=stores[0], values=stores[1])
+        for store, added in zip((*self.memory.keys, *self.memory.values), (*new.keys, *new.values), strict=True):
+            store[rows[:, None].to(store.device), columns] = added
+
+    def _charge(self) -> None:
+        """Give every live row its share of the time since the last call."""
+        for stage, total in self.ledger.seconds.items():
+            for row in self.rows:
+                row.answer.seconds[stage] = row.answer.seconds.get(stage, 0.0) + (total - self.charged[stage]) / len(self.rows)
+            self.charged[stage] = total
+
+    def _leave(self) -> None:
+        """Hand over what has ended and close the ranks."""
+        window = self.target.max_length
+        going = [
+            row.stopper.reason is None and int(length) + 1 < window
+            for row, length in zip(self.rows, self.requests.lengths, strict=True)
+        ]
+        for row, goes_on in zip(self.rows, going, strict=True):
+            if not goes_on:
+                answer, stopper = row.answer, row.stopper
+                answer.ids, answer.text, answer.finished = stopper.ids, stopper.text, True
+                answer.finish_reason = stopper.reason or "context window"
+                self.done(row.index, answer)
+        if not all(going):
+            kept = torch.tensor(going, device=self.target.device).nonzero().squeeze(1)
+            self.rows = [row for row, goes_on in zip(self.rows, going, strict=True) if goes_on]
+            self.requests.keep(kept)
+            self.memory = Memory(
+                keys=[keys[kept] for keys in self.memory.keys], values=[values[kept] for values in self.memory.values]
+            )

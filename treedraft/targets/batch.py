@@ -1,0 +1,74 @@
+"""Several requests of one target side by side: what `Target` offers for one, with a length and a tree of its own a row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treedraft.targets.hf import Target, Verified
+from treedraft.trees.mask import ancestor_mask
+from treedraft.trees.tree import TreeBatch
+
+
+class Requests:
+    """R rows of one cache; row r holds lengths[r] committed tokens. Rows never see each other.
+
+    ValueError for a prompt that is empty or does not fit the target's context window.
+    """
+
+    def __init__(self, target: Target, prompts: Sequence[Sequence[int]], *, capacity: int) -> None:
+        self.target, self.device = target, target.device
+        self.cache = target.new_cache(batch=len(prompts), capacity=capacity)
+        self.lengths = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
+        self.prompts = prompts
+
+    @torch.no_grad()
+    def prefill(self, row: int) -> Verified:
+        """Start row `row`: logits [1, V] after its prompt, taps [P, C]."""
+        prompt = self.prompts[row]
+        self.target.check_prompt(prompt)
+        ids = torch.tensor(list(prompt), device=self.device)
+        positions = torch.arange(len(ids), device=self.device)
+        view = copy.copy(self.cache)
+        view.keys = [store[row : row + 1] for store in self.cache.keys]
+        view.values = [store[row : row + 1] for store in self.cache.values]
+        view.write_next(slice(0, len(ids)), len(ids))
+        mask = torch.ones((len(ids), len(ids)), dtype=torch.bool, device=self.device).tril()
+        last, taps = self.target.forward(ids[None], positions=positions[None], mask=mask[None, None], cache=view)
+        self.lengths[row] = len(ids)
+        return Verified(logits=self.target.head(last[0, -1:]), taps=taps[0])
+
+    @torch.no_grad()
+    def verify(self, trees: TreeBatch) -> Verified:
+        """Score the tree of every row in one forward: logits [R, N, V], taps [R, N, C]; padded nodes say nothing."""
+        num_nodes = trees.tokens.shape[1]
+        ancestors = torch.stack([ancestor_mask(parents) for parents in trees.parents])
+        columns = self.lengths[:, None] + torch.arange(num_nodes, device=self.device)
+        visible = int(self.lengths.max()) + num_nodes
+        everything = torch.arange(visible, device=self.device)
+        mask = (everything < self.lengths[:, None])[:, None].repeat(1, num_nodes, 1)
+        mask.scatter_(2, columns[:, None].expand_as(ancestors), ancestors)
+        positions = self.lengths[:, None] + ancestors.sum(2) - 1
+        self.cache.write_next(columns, visible)
+        tokens = trees.tokens.clamp(min=0)
+        last, taps = self.target.forward(tokens, positions=positions, mask=mask[:, None], cache=self.cache)
+        return Verified(logits=self.target.head(last), taps=taps)
+
+    def commit(self, paths: Tensor, counts: Tensor) -> None:
+        """Keep of row r the nodes paths[r, : counts[r]] (root first) as its next tokens; drop the others."""
+        steps = torch.arange(paths.shape[1], device=self.device)
+        target = self.lengths[:, None] + steps
+        source = torch.where(steps < counts[:, None], self.lengths[:, None] + paths, target)
+        rows = torch.arange(len(paths), device=self.device)[:, None]
+        for store in (*self.cache.keys, *self.cache.values):
+            store[rows, :, target] = store[rows, :, source]
+        self.lengths += counts
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order."""
+        self.lengths = self.lengths[rows]
+        self.cache.keys = [store[rows] for store in self.cache.keys]
+        self.cache.values = [store[rows] for store in self.cache.values]
