@@ -58,7 +58,7 @@ class Drafter(nn.Module):
         self.correction: Correction = _build("corrections", config.correction, shape)
         self.register_buffer("d2t", torch.arange(shape.draft_vocab_size) if d2t is None else d2t, persistent=False)
         assert len(self.d2t) == shape.draft_vocab_size
-        twice = self.d2t[1:][self.d2t[1:] == self.d2t[:-1]].tolist()
+        twice = [] if d2t is None else d2t[1:][d2t[1:] == d2t[:-1]].tolist()
         if twice:
             raise ValueError(f"the draft vocabulary names token {twice[0]} twice: twin siblings would be drafted")
         self.provenance: dict[str, Any] = {}

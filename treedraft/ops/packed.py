@@ -7,6 +7,8 @@ layer is what gradients, other types and other devices go through.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +49,8 @@ def pack_linears(module: nn.Module) -> None:
     """Replace every nn.Linear inside `module` by a packed one with the same parameters."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+            bias: nn.Parameter | None = child.bias
+            setattr(module, name, PackedLinear(cast("nn.Parameter", child.weight), bias))
         else:
             pack_linears(child)
 
