@@ -156,10 +156,12 @@ def _tree() -> int:
 def _compare_builders(correction: str, size: dict[str, Any], arguments: TreeArguments, bandwidth: float) -> dict[str, Any]:
     import torch
 
+    from treedraft.ops.packed import pack_linears
     from treedraft.trees.best_first import BestFirst
     from treedraft.trees.naive import heap_build
 
     target, drafter = _smollm2_shaped(correction, arguments.draft_vocab_size, num_layers=1)
+    pack_linears(drafter)
     builder = BestFirst(**size)
     generator = torch.Generator().manual_seed(0)
     several = torch.randn((arguments.requests, size["depth"], target.hidden_size), generator=generator)

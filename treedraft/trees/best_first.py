@@ -15,6 +15,9 @@ from treedraft.trees.scorers import Lanes, Scorer
 from treedraft.trees.tree import PADDING, TreeBatch
 
 
+_MANY = 4  # requests
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestFirst(TreeBuilder):
     """Pop the best node again and again; its best children become known, until the tree has `budget` nodes.
@@ -67,7 +70,8 @@ class BestFirst(TreeBuilder):
         depth = usable_depth(self.depth, scorer)
         budget = self.budget + (not self.count_root)
         # Almost every node of a "pop" tree is expanded, one in `width` of a "fanout" tree.
-        lookahead = self.lookahead or (8 if self.admit == "fanout" else 32)
+        # For few requests a call costs its weights, for many its lanes.
+        lookahead = self.lookahead or (32 if self.admit == "pop" else 12 if len(anchor) < _MANY else 8)
         # Expansions of a heap, at most (children of probability zero stay out, so they may exceed budget / width),
         # and room for nodes scored in vain; when that is used up, one node a call is scored, and none in vain.
         inner = sum(width**level for level in range(depth))

@@ -50,6 +50,9 @@ class Scorer(Protocol):
         return self.token_ids(columns), log_q
 
 
+_FEW = 64  # rows that are cheaper to compute all at once than in a few calls
+
+
 class MarginalScorer(Scorer):
     """One law a depth, the same under every parent: the backbone's own logits (JetSpec, DDTree)."""
 
@@ -77,6 +80,8 @@ class MarginalScorer(Scorer):
         tokens, log_q = self._best
         row = lanes.request * self.depth + lanes.slot
         new = row[tokens[row, 0] < 0].unique()
+        if len(new) and len(tokens) <= _FEW:
+            new = (tokens[:, 0] < 0).nonzero().squeeze(1)
         if len(new):
             columns, best = top_children(self._rows(new // self.depth, new % self.depth), width)
             tokens[new], log_q[new] = self.token_ids(columns), best.double()
