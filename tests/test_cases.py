@@ -41,12 +41,15 @@ def test_a3_half_precision_parts_only_at_ties(dtype: torch.dtype) -> None:
     """Every first difference of 60 prompts is a near tie; float64 has none (tests/test_lossless.py)."""
     target = tiny_module.load(dtype=dtype)
     drafter = make_drafter(target, correction="attention")
+    differing = 0
     for prompt in random_prompts(target, 60, longest=12, seed=2):
         found = generate(target, drafter, prompt, config=TREE, max_new_tokens=24)
         plain = generate_plain(target, prompt, max_new_tokens=24)
         if found.ids != plain.ids:
             difference = audit(target, prompt, found, plain)
             assert difference["near_tie"], difference
+            differing += 1
+    assert differing < 60  # most answers have no tie that near
 
 
 def test_a1_the_audit_names_place_tokens_and_gap(endless: Target) -> None:
@@ -82,12 +85,12 @@ def test_a10_a_tree_that_holds_the_chain_accepts_no_less(endless: Target) -> Non
                 tokens = set(map(tuple, ([int(t) for t in found.rounds[0].tree.tokens[found.rounds[0].tree.path_to(n)]] for n in range(len(found.rounds[0].tree)))))
                 if config.mode == "chain":
                     chain = tokens
-                elif chain <= tokens:
-                    assert lengths[1] >= lengths[0]
+                else:
+                    assert chain <= tokens and lengths[1] >= lengths[0]
 
 
 def test_a11_d51_d56_after_every_round_the_cache_is_a_fresh_prefill(endless: Target) -> None:
-    """All layers, keys and values, and the drafter's context rows; accepted paths of every shape."""
+    """All layers, keys and values; accepted paths of every shape. The drafter's rows are test_d57's."""
     drafter = make_drafter(endless, correction="attention")
     truth = generate_plain(endless, [5, 9], max_new_tokens=40).ids
     ids = [5, 9, *[token if place % 3 else (token + 1) % 60 for place, token in enumerate(truth)]]  # d53: a mistake every third token

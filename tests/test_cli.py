@@ -57,6 +57,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.decode", "--target", "pocket", "--logit-bias", "99999=1", "hi"], ["token 99999"]),
         (["treedraft.decode", "--accept", "ratio", "hi"], ["ratio", "temperature"]),
         (["treedraft.decode", "--accept", "sampler", "hi"], ["sampler_match"]),
+        (["treedraft.decode", "--budget", "auto", "--chain", "hi"], ["auto", "--chain"]),
         (["treedraft.decode", "--batch", "0", "hi"], ["--batch is 0"]),
         (["treedraft.decode", "--batch", "4", "hi"], ["--batch is 4", "--prompts"]),
         (["treedraft.decode", "--budget", "lots", "hi"], ["lots", "auto"]),
@@ -130,11 +131,13 @@ def test_decode_samples_and_sizes_its_trees(smoke: Path, tmp_path: Path) -> None
     assert record["sampling"] == {"temperature": 0.8, "top_p": 0.9} and record["lossless"] is True
     many = run("treedraft.decode", *flags[:-1], "--prompts", "code", "--limit", "3", "--batch", "2", runs=tmp_path)
     records = [json.loads(line) for line in many.stdout.splitlines()]
-    assert many.returncode == 0 and len(records) == 3 and all(record["identical"] for record in records)
+    assert many.returncode == 0 and len(records) == 3
+    assert all(record["identical"] and record["batch"] == 2 and "speedup" not in record for record in records)
     for rule, lossless in (("sequoia", True), ("typical", False)):
         drawn = run("treedraft.decode", *flags, "--temperature", "1", "--accept", rule, runs=tmp_path)
         record = json.loads(drawn.stdout)
         assert drawn.returncode == 0 and record["accept"] == rule and record["lossless"] is lossless
+        assert record["mode"] == "drawn" and record["widths"] == [4, 2, 1, 1, 1] and "budget" not in record
 
 
 def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:

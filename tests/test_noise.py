@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treedraft import noise
+from treedraft.trees.drawn import DRAFTING
+from treedraft.trees.rules import VERIFYING
 
 WORD = st.integers(-(2**63), 2**63 - 1)
 LAW = torch.tensor([0.45, 0.30, 0.20, 0.05], dtype=torch.float64)
@@ -88,6 +90,7 @@ def test_a_rounding_error_does_not_move_a_draw() -> None:
 def test_streams_of_a_position_have_nothing_to_do_with_each_other() -> None:
     """What a target draws, what a drafter draws and what an acceptance rule decides at one position (see trees/)."""
     seeds = torch.arange(20_000)
-    streams = [noise.uniform(seeds, 5, 0), noise.uniform(seeds, 5, 1, 0, 0, 0), noise.uniform(seeds, 5, 2, 1)]
+    streams = [noise.uniform(seeds, 5, 0), noise.uniform(seeds, 5, DRAFTING, 0, 0, 0), noise.uniform(seeds, 5, VERIFYING, 1)]
+    assert DRAFTING != VERIFYING
     for one, other in itertools.combinations(streams, 2):
         assert stats.spearmanr(one.numpy(), other.numpy()).pvalue > ALPHA

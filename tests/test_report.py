@@ -363,3 +363,26 @@ def test_a_core_grid_is_quick(tmp_path: Path) -> None:
     start = time.process_time()
     report.write_report(tmp_path, "made")
     assert time.process_time() - start < 16  # twice the aim: machines differ
+
+
+def test_a_ladder_has_a_row_a_tree_and_a_column_a_rung(tmp_path: Path) -> None:
+    import pandas as pd
+
+    make_grid(tmp_path, "ladder", labels=("causal/none", "causal/markov"), modes=("tree",), depths=(15,), temperatures=(1.0,), budgets=(16, 64, 255))
+    path = tmp_path / "ladder.cells.csv"
+    cells = pd.read_csv(path, dtype={"label": str, "commit": str}, keep_default_na=False)
+    cells["scorer"] = cells.budget.map({16: "marginal", 64: "per_depth", 255: "conditional"})
+    cells["budget"], cells["admit"] = 64, "pop"
+    cells.to_csv(path, index=False)
+    study = report.load_study(tmp_path, "ladder")
+    assert study.rungs == ["marginal", "per_depth", "conditional"]
+    table = report.ladder_table(study, 1.0)
+    assert table is not None and [row[:3] for row in table.rows] == [["causal/none", "pop", "64"], ["causal/markov", "pop", "64"]]
+    assert [name for _, name in table.columns[3:]] == [*(rung.replace("_", " ") for rung in study.rungs), "per depth - marginal", "conditional - per depth"]
+    mode = {row.scorer: row.mode for row in study.cells.itertuples()}
+    arms = [study.arm("causal/markov", 1.0, mode[rung], 15) for rung in study.rungs]
+    assert all(arms) and table.rows[1][3:6] == [f"{arm.tau:.2f}" for arm in arms if arm]
+    report.write_report(tmp_path, "ladder")
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["ladder-ladder.png"]
+    assert "## Ladder" in (tmp_path / "ladder.md").read_text() and "conditional" in (tmp_path / "ladder.tex").read_text()
+    assert report._stale(tmp_path, "ladder") == []

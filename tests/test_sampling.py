@@ -133,7 +133,8 @@ def test_every_way_to_say_greedy(tiny64: Target, drafter: Drafter, temperature: 
     [
         ({"temperature": -1.0}, "temperature is -1"), ({"temperature": float("nan")}, "temperature is nan"), ({"top_k": 0}, "top_k is 0"),
         ({"top_p": 0.0}, "top_p is 0"), ({"top_p": 1.5}, "top_p is 1.5"), ({"min_p": 2.0}, "min_p is 2"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"), ({"logit_bias": ((64, 1.0),)}, "token 64; the vocabulary has 0..63"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"), ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        ({"logit_bias": ((3, float("nan")),)}, "token 3 is nan"), ({"repetition_penalty": 0.0}, "repetition_penalty is 0"), ({"logit_bias": ((64, 1.0),)}, "token 64; the vocabulary has 0..63"),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:

@@ -150,7 +150,8 @@ def _tree() -> int:
         print(f"  {arguments.requests} at once {found['together_ms']:5.1f} ms")
         print(f"  ratio    {found['ratio']:7.2f} x the heap, {found['together_ratio']:.2f} x one by one   "
               f"same tree: {found['identical']}")  # fmt: skip
-    return _finish(record, arguments.output) if all(record[name]["identical"] for name in ("none", "markov", "attention")) else 1
+    same = all(record[name]["identical"] for name in ("none", "markov", "attention"))
+    return _finish(record, arguments.output) or int(not same)
 
 
 def _compare_builders(correction: str, size: dict[str, Any], arguments: TreeArguments, bandwidth: float) -> dict[str, Any]:
@@ -210,9 +211,11 @@ def _decode() -> int:
     from treedraft.drafter import load_drafter
     from treedraft.targets import load_target
 
+    if arguments.repeats < 1:
+        raise ValueError(f"--repeats is {arguments.repeats}; at least 1")
     target = load_target(arguments.target)
     drafter = load_drafter(arguments.drafter, target=target)
-    depth = arguments.depth or drafter.depth
+    depth = drafter.depth if arguments.depth is None else arguments.depth
     config = DecodeConfig(mode="tree", depth=depth, budget=MOST_NODES, admit="pop")
     profile = profile_of(target, drafter, depth)
     own = [default_set(target.name)] if default_set(target.name) == "world" else list(SHIPPED)
@@ -223,13 +226,12 @@ def _decode() -> int:
         prompts = [target.encode_chat(prompt.turns) for prompt in prompt_set(name, count=arguments.count)]
         found = _decode_set(target, drafter, config, profile, prompts, arguments)
         identical &= found["identical"]
-        record[name] = found
         stages = "  ".join(f"{stage} {share:.0%}" for stage, share in found["shares"].items())
         print(f"{name:<6} {found['speedup']:.2f} x transformers' generate ({found['plain_tokens_per_second']:.1f} tokens/s); "
               f"tau {found['tau']:.2f}, {found['mean_nodes']:.1f} nodes a round; same ids: {found['identical']}\n"
               f"       time: {stages}; a free drafter would give {found['free_drafter_speedup']:.2f} x")  # fmt: skip
         record[name] = {key: value for key, value in found.items() if key != "shares"} | {f"share_{k}": v for k, v in found["shares"].items()}
-    return _finish(record, arguments.output) if identical else 1
+    return _finish(record, arguments.output) or int(not identical)
 
 
 def _decode_set(
@@ -322,7 +324,7 @@ def _replay() -> int:
     result = {"benchmark": "replay", "target": target.name, "prompts": len(prompts), "depth": arguments.depth, "budget": arguments.budget,
               "replay_seconds": seconds, "live_seconds": live_seconds, "ratio": live_seconds / seconds,
               "tau_replay": taus[0], "tau_live": taus[1]}  # fmt: skip
-    return _finish(result, arguments.output) if taus[0] == taus[1] else 1
+    return _finish(result, arguments.output) or int(taus[0] != taus[1])
 
 
 def _profile() -> int:
@@ -333,7 +335,7 @@ def _profile() -> int:
 
     target = load_target(arguments.target)
     drafter = load_drafter(arguments.drafter, target=target)
-    profile = profile_of(target, drafter, arguments.depth or drafter.depth, refresh=True)
+    profile = profile_of(target, drafter, drafter.depth if arguments.depth is None else arguments.depth, refresh=True)
     print(f"{target.name}: draft {profile.draft * 1e3:.1f} ms a round, correction {profile.correction * 1e3:.2f} ms a node; "
           f"verification in ms, measured and as fitted")  # fmt: skip
     record: dict[str, Any] = {"benchmark": "profile", "target": target.name, "draft_ms": profile.draft * 1e3,
@@ -383,7 +385,7 @@ def _train() -> int:
     from treedraft.trainer import Trainer
 
     target, drafter = _smollm2_shaped(
-        arguments.correction, arguments.draft_vocab_size, num_layers=arguments.layers, backbone=arguments.backbone
+        arguments.correction, arguments.draft_vocab_size, num_layers=arguments.layers, backbone=arguments.backbone, pack=False
     )
     rng = np.random.default_rng(0)
     size, length = arguments.draft_vocab_size, arguments.length
@@ -460,9 +462,12 @@ def _vocabulary() -> int:
 
 
 def _smollm2_shaped(
-    correction: str, draft_vocab_size: int, *, num_layers: int, backbone: str = "causal"
+    correction: str, draft_vocab_size: int, *, num_layers: int, backbone: str = "causal", pack: bool = True
 ) -> tuple[Target, Drafter]:
-    """A shallow random model of SmolLM2-135M's widths and vocabulary, and a drafter whose correction does something."""
+    """A shallow random model of SmolLM2-135M's widths and vocabulary, and a drafter whose correction does something.
+
+    Operations on packed weights are not counted as floating-point operations.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -478,10 +483,13 @@ def _smollm2_shaped(
         tie_word_embeddings=True, max_position_embeddings=8192,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    tokenizer = byte_tokenizer(49152)
+    with torch.no_grad():
+        # A trained drafter is sure of many tokens: logits of a few nats' spread grow trees of realistic depth.
+        model.lm_head.weight.mul_(3.0 / model.lm_head.weight.std() / 576**0.5)
     target = Target(
-        name="smollm2-shaped", model=model, tokenizer=tokenizer, mask_token_id=49151, tap_layers=(1, 2, 3, 4, 5)
-    )
+        name="smollm2-shaped", model=model, tokenizer=byte_tokenizer(49152), mask_token_id=49151,
+        tap_layers=(1, 2, 3, 4, 5), pack=pack,
+    )  # fmt: skip
     draft = DrafterConfig(
         backbone={"name": backbone, "num_layers": num_layers},
         correction={"name": correction},
@@ -492,9 +500,7 @@ def _smollm2_shaped(
         for weight in drafter.correction.parameters():
             if weight.ndim == 2:
                 weight.normal_(std=weight.shape[-1] ** -0.5)
-    # A trained drafter is sure of many tokens: logits of a few nats' spread grow trees of realistic depth.
-    target.head_weight.mul_(3.0 / target.head_weight.std() / 576**0.5)
-    return target, drafter.attach(target)
+    return target, drafter
 
 
 def _matmul_rate() -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treedraft import files, metrics
+from treedraft import files, metrics, noise
 from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
 from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
@@ -132,6 +132,7 @@ class Workbench:
             "temperature": temperature,
             "target": self.target.fingerprint(),
             "dtype": str(self.target.dtype),
+            "noise": noise.SCHEME,
         }
         name = f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
         path = runs_folder() / "trajectories" / name
@@ -187,7 +188,8 @@ def collect(
         setting = {"mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature}
         shared = {"cell": cell.cell_id, "label": arm.label, "train_seed": arm.train.seed, **setting}
         row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget,
-                               "scorer": decode.scorer, "admit": decode.admit, "target": arm.target,
+                               "scorer": decode.scorer, "admit": decode.admit,
+                               "shape": decode.shape, "target": arm.target,
                                "trained_depth": arm.drafter.depth}  # fmt: skip
         if is_done(cell_folder(cell)):
             result = files.read_json(cell_folder(cell) / "result.json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -123,7 +124,8 @@ class DataConfig:
 class DecodeConfig:
     """How a drafter is used. `budget` counts tree nodes, root included; a chain ignores all that shapes a tree.
 
-    `scorer` and `admit` are those of `Drafter.scorer` and `BestFirst`.
+    `scorer` is that of `Drafter.scorer`; `admit`, `count_root` and `frontier` are those of `BestFirst`. `caps` are the
+    most children of a node, a number a depth; `gap_cap` = (beta, g0) gives sure nodes fewer of them (trees/limits.py).
     """
 
     mode: Literal["chain", "tree"] = "tree"
@@ -133,11 +135,24 @@ class DecodeConfig:
     temperature: float = 0.0
     scorer: Rung = "conditional"
     admit: Admit = "fanout"
+    count_root: bool = True
+    caps: tuple[int, ...] | None = None
+    gap_cap: tuple[float, float] | None = None
+    frontier: int | None = None
+
+    @property
+    def shape(self) -> str:
+        """What else shapes a tree, in words; empty where nothing does."""
+        extras = {"frontier": self.frontier, "caps": self.caps, "gap cap": self.gap_cap}
+        words = [f"{name} {value}" for name, value in extras.items() if value is not None]
+        return ", ".join([*words, *([] if self.count_root else ["root not counted"])])
 
     def __post_init__(self) -> None:
         for name, value in (("depth", self.depth), ("width", self.width), ("budget", self.budget)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 (the budget counts the root)")
+        if self.caps is not None and self.gap_cap is not None:
+            raise ValueError("caps and gap_cap exclude each other")
         _temperature("decode", self.temperature)
 
 
@@ -190,6 +205,12 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p}; above 0, at most 1")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p}; from 0 to 1")
+        for name, value in (("frequency_penalty", self.frequency_penalty), ("presence_penalty", self.presence_penalty)):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} is {value}; a finite number")
+        for token, bias in self.logit_bias:
+            if math.isnan(bias) or bias == math.inf:
+                raise ValueError(f"logit_bias of token {token} is {bias}; a number, or -inf to ban it")
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; a positive number, 1 for none")
 

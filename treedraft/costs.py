@@ -28,7 +28,7 @@ from treedraft.trees.limits import Cost
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, MOST_NODES)
 CONTEXTS = (64, 512, 2048)
 _STEP = 64  # tokens after which a round's cost is computed anew
-_PROBE = 16  # nodes of the tree whose corrections are timed
+_PROBES = (4, 24)  # nodes of the two trees whose building is timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,17 @@ class Profile:
     correction: float
     hardware: str
 
-    def at(self, length: int) -> Cost:
-        """The cost of a round behind `length` tokens, linear between the measured contexts and flat outside them."""
-        return _cost(self, length - length % _STEP)
+    def at(self, length: int, requests: int = 1) -> Cost:
+        """The cost of a round behind `length` tokens, linear between the measured contexts and flat outside them.
+
+        Of several requests side by side, which then have trees of one size.
+        """
+        return _cost(self, length - length % _STEP, requests)
 
 
 @cache
-def _cost(profile: Profile, length: int) -> Cost:
-    curves = np.array([fit(NODES, seconds, MOST_NODES) for seconds in profile.verify])
+def _cost(profile: Profile, length: int, requests: int) -> Cost:
+    curves = np.array([fit(NODES, seconds, requests * MOST_NODES)[requests - 1 :: requests] for seconds in profile.verify])
     curve = [float(np.interp(length, profile.contexts, column)) for column in curves.T]
     return Cost(draft=profile.draft, correction=profile.correction, verify=tuple(curve))
 
@@ -81,13 +84,13 @@ def profile_of(target: Target, drafter: Drafter, depth: int, *, refresh: bool = 
 def _path(target: Target, drafter: Drafter, depth: int) -> Path:
     identity = {
         "target": target.fingerprint(), "drafter": canonical(drafter.config), "depth": depth, "dtype": str(target.dtype),
-        "hardware": hardware(), "torch": torch.__version__, "grid": [NODES, CONTEXTS],
+        "hardware": hardware(), "device": str(target.device), "threads": torch.get_num_threads(), "torch": torch.__version__, "grid": [NODES, CONTEXTS],
     }  # fmt: skip
     return cache_folder() / "profiles" / f"{target.name.replace('/', '--')}-{short_hash(identity)}.json"
 
 
 @torch.no_grad()
-def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 5) -> Profile:
+def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -> Profile:
     """Time the parts of a round behind prefixes of several lengths. The target's request is replaced."""
     contexts = [length for length in CONTEXTS if length + MOST_NODES < target.max_length] or [target.max_length // 2]
     generator = torch.Generator().manual_seed(0)
@@ -99,17 +102,19 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 5) -
         prefix.append(start.taps)
         anchor = prompt[-1:].to(target.device)
         hidden = drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)[:, 0]
-        builder = BestFirst(budget=_PROBE, width=7, depth=depth, admit="pop")
-        lanes = max(1, len(builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0)) - 1)
 
         def draft(prefix: Prefix = prefix, anchor: torch.Tensor = anchor, length: int = length) -> None:
             drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)
 
-        def build(hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor, builder: BestFirst = builder) -> None:
-            builder.build(anchor, drafter.scorer(hidden, anchor))
+        def build(nodes: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> int:
+            builder = BestFirst(budget=nodes, width=7, depth=depth, admit="pop")
+            return len(builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0))
 
-        drafts.append(_seconds(draft, repeats, target.device))
-        corrections.append(_seconds(build, repeats, target.device) / lanes)
+        # What every tree costs belongs to the draft, what grows with it to the corrections.
+        few, many = (_seconds(lambda nodes=nodes: build(nodes), repeats, target.device) for nodes in _PROBES)
+        slope = max(0.0, many - few) / max(1, build(_PROBES[1]) - build(_PROBES[0]))
+        corrections.append(slope)
+        drafts.append(_seconds(draft, repeats, target.device) + max(0.0, few - slope * _PROBES[0]))
         verify.append(tuple(_seconds(_verification(target, nodes), repeats, target.device) for nodes in NODES))
     return Profile(
         contexts=tuple(contexts),

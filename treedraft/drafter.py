@@ -95,9 +95,10 @@ class Drafter(nn.Module):
         head_weight = head_weight.to(dtype)
         self.mask_token_id = target.mask_token_id
         pack = target.packed and dtype == target.dtype
+        whole = pack and len(self.d2t) == target.vocab_size
         self.borrowed = Borrowed(
             embed=lambda ids: nn.functional.embedding(ids, embedding),
-            head=packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
+            head=target.head if whole else packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
             rotary=target.rotary,
         )
 

@@ -25,7 +25,7 @@ from treedraft.targets.hf import Target
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.builder import TreeBuilder
 from treedraft.trees.chain import Chain
-from treedraft.trees.limits import Cost
+from treedraft.trees.limits import Caps, Cost, DepthCaps, GapCap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,15 @@ def builder_for(config: DecodeConfig, *, depth: int | None = None, cost: Cost | 
     depth = config.depth if depth is None else depth
     if config.mode == "chain":
         return Chain(depth=depth)
-    return BestFirst(budget=config.budget, width=config.width, depth=depth, admit=config.admit, cost=cost)
+    caps: Caps | None = None
+    if config.caps is not None:
+        caps = DepthCaps(caps=config.caps)
+    elif config.gap_cap is not None:
+        caps = GapCap(beta=config.gap_cap[0], g0=config.gap_cap[1])
+    return BestFirst(
+        budget=config.budget, width=config.width, depth=depth, admit=config.admit, count_root=config.count_root,
+        caps=caps, frontier=config.frontier, cost=cost,
+    )  # fmt: skip
 
 
 class Replay:

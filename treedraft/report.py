@@ -200,13 +200,20 @@ class Study:
         return found if len(found) > 1 else []
 
     def ladder(self, temperature: float) -> list[tuple[str, str, int, dict[str, Arm]]]:
-        """(label, admit, budget, arm of every rung) of every tree of one drafter that was scored in several ways."""
-        cells = self.cells[(self.cells.temperature == temperature) & (self.cells["mode"] != "chain")]
+        """(label, shape, budget, arm of every rung) of every tree of one drafter that was scored in several ways.
+
+        The shape is how nodes are admitted, with width and depth where trees of the grid differ in them.
+        """
+        trees = self.cells["mode"].str.startswith("tree")
+        cells = self.cells[(self.cells.temperature == temperature) & trees]
+        varying = [name for name in ("width", "depth") if self.cells[trees][name].nunique() > 1]
         found = []
-        for key, rows in cells.groupby(["label", "admit", "budget", "depth"], sort=False):
-            label, admit, budget, depth = cast(tuple[str, str, int, int], key)
+        for key, rows in cells.groupby(["label", "admit", "budget", "width", "depth"], sort=False):
+            label, admit, budget, width, depth = cast(tuple[str, str, int, int, int], key)
+            more = {"width": width, "depth": depth}
+            shape = " ".join([admit, *(f"{name} {more[name]}" for name in varying)])
             arms = {row.scorer: self.arm(label, temperature, row.mode, depth) for row in rows.itertuples()}
-            found.append((label, admit, int(budget), {rung: arm for rung, arm in arms.items() if arm is not None}))
+            found.append((label, shape, int(budget), {rung: arm for rung, arm in arms.items() if arm is not None}))
         return found
 
     @cached_property
@@ -258,6 +265,8 @@ def load_study(folder: Path, grid: str) -> Study:
     table = _read_csv(folder / f"{grid}.cells.csv", folder)
     finished = table.status == "ok"
     cells = table[finished].copy()
+    if "shape" in cells:
+        cells["shape"] = cells["shape"].fillna("")
     cells["mode"] = _modes(cells)
     failed = tuple((str(row.cell), str(row.status).removeprefix("failed: ")) for row in table[~finished].itertuples())
     return Study(
@@ -295,6 +304,7 @@ def _read_csv(path: Path, folder: Path) -> Frame:
         "mode",
         "scorer",
         "admit",
+        "shape",
         "prompt",
         "domain",
         "survival",
@@ -313,14 +323,14 @@ def _read_csv(path: Path, folder: Path) -> Frame:
 
 def _modes(cells: Frame) -> list[str]:
     """ "tree", or "tree budget 64" where trees of one grid differ in more than depth and temperature."""
-    trees = cells[cells["mode"] == "tree"]
-    shaping = [name for name in ("width", "budget", "scorer", "admit") if name in trees]
-    varying = [name for name in shaping if trees[name].nunique() > 1]
-    rows = cells[["mode", *varying]].to_dict("records")
+    shaping = {"tree": ("width", "budget", "scorer", "admit", "shape"), "chain": ("scorer",)}
+    varying = {
+        mode: [name for name in names if name in cells and cells[cells["mode"] == mode][name].nunique() > 1]
+        for mode, names in shaping.items()
+    }
+    rows = cells.to_dict("records")
     return [
-        " ".join(["tree", *(f"{name} {_plain(row[name])}" for name in varying)])
-        if row["mode"] == "tree"
-        else str(row["mode"])
+        " ".join([row["mode"], *(f"{name} {_plain(row[name])}" for name in varying.get(row["mode"], ()) if row[name] != "")])
         for row in rows
     ]
 
@@ -870,7 +880,9 @@ def _page(study: Study) -> str:
     if study.rungs:
         tables = [ladder_table(study, t) for t in study.temperatures]
         parts += [_section("Ladder", tables, figure=f"{study.name}-ladder.png")]
-        parts += [_section("Training", [training_table(study)]), _section("Every cell", [cell_table(study)])]
+        compared = [t for t in (comparison_table(study, t) for t in study.temperatures) if t.rows]
+        parts += [_section("Comparisons", compared), _section("Training", [training_table(study)])]
+        parts += [_section("Every cell", [cell_table(study)])]
     elif study.arms:
         parts += [_section("tau", [tau_table(study, t) for t in study.temperatures], figure=f"{study.name}-tau.png")]
         parts += [

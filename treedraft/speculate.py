@@ -149,8 +149,8 @@ def generate(
 
     `sampling` says more than the config's temperature, in whose place it stands. With a `profile` a tree ends where
     another node would cost more time than it saves (the config then admits by pop). ValueError if the prompt is empty or
-    does not fit the target's context window; FloatingPointError with round and node if the target's logits are not
-    finite.
+    does not fit the target's context window; FloatingPointError with round and position if the target's logits are
+    not finite.
     """
     sampling = sampling or Sampling(temperature=config.temperature)
     sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
@@ -159,7 +159,7 @@ def generate(
     result = Generation(seconds=ledger.seconds)
     with ledger.stage("prefill"):
         start = target.prefill(prompt)
-        prefix = Prefix(drafter, capacity=len(prompt) + max_new_tokens + config.depth)
+        prefix = Prefix(drafter, capacity=min(len(prompt) + max_new_tokens, target.max_length))
         prefix.append(start.taps)
         stopper.take([sampler.draw(start.logits[-1], [])])
     step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), profile, sampler, stopper, ledger)
@@ -246,6 +246,7 @@ class _Step:
             vocab_size=self.target.vocab_size,
             seed=self.sampler.seed,
             position=length,
+            device=anchor.device,
         )
 
     def _weigh(self, drawn: DrawnTree, law: Callable[[int], Tensor], length: int) -> tuple[list[int], int]:
@@ -310,17 +311,23 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def audit(target: Target, prompt: Sequence[int], speculative: Generation, plain: Generation) -> dict[str, Any]:
-    """Where two greedy answers part, and how near a tie that is: the gap of the two logits, in units of the last place.
+def audit(
+    target: Target, prompt: Sequence[int], speculative: Generation, plain: Generation, *, greedy: bool = True
+) -> dict[str, Any]:
+    """Where two answers part, and if they are greedy how near a tie that is: the gap of the two logits, in units of the
+    last place.
 
     A forward over many rows and one over one row round differently, so half precision promises no identity. A first
-    difference of at most 2 units is such a tie; a larger one is a mistake of ours.
+    difference of at most 2 units is such a tie; a larger one is a mistake of ours. The logits are scored once more in
+    the target's own type: a copy in a wider one may not fit beside it.
     """
     pairs = zip(speculative.ids, plain.ids, strict=False)
     place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
     if place is None:  # one answer goes on where the other ends
         return {"place": min(len(speculative.ids), len(plain.ids)), "near_tie": False}
     tokens = [speculative.ids[place], plain.ids[place]]
+    if not greedy:
+        return {"place": place, "tokens": tokens, "near_tie": False}
     logits = target.prefill([*prompt, *plain.ids[:place]]).logits[-1].double()
     one, other = logits[tokens].tolist()
     unit = 2.0 ** math.floor(math.log2(max(abs(one), abs(other), 1e-30))) * torch.finfo(target.dtype).eps

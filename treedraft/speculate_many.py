@@ -95,7 +95,8 @@ class _Group:
         self.config, self.profile, self.done = config, profile, done
         self.ledger = Ledger(target.device)
         self.charged = dict.fromkeys(self.ledger.seconds, 0.0)
-        self.longest = max(map(len, prompts)) + max_new_tokens
+        self.longest = min(max(map(len, prompts)) + max_new_tokens, target.max_length)
+        self.num_rounds = 0
         self.requests = Requests(target, prompts, capacity=self.longest + config.budget)
         self.memory = Memory(keys=[], values=[])
 
@@ -113,6 +114,7 @@ class _Group:
             self._leave()
 
     def _round(self) -> None:
+        self.num_rounds += 1
         device, lengths = self.target.device, self.requests.lengths.clone()
         anchors = torch.tensor([row.stopper.ids[-1] for row in self.rows], device=device)
         longest = int(lengths.max())
@@ -126,7 +128,7 @@ class _Group:
             hidden = self.drafter.hidden(seen, anchors[:, None], lengths[:, None], depth)[:, 0]
             scorer = self.drafter.scorer(hidden, anchors, self.config.scorer)
         with self.ledger.stage("build"):
-            cost = self.profile.at(longest) if self.profile is not None else None
+            cost = self.profile.at(longest, len(self.rows)) if self.profile is not None else None
             trees = builder_for(self.config, depth=depth, cost=cost).build(anchors, scorer)
         with self.ledger.stage("verify"):
             verified = self.requests.verify(trees)
@@ -144,7 +146,10 @@ class _Group:
                 ) -> int:
                     return row.sampler.draw(logits[path[-1]], [*emitted, *(tokens[node] for node in path[1:])])
 
-                path, bonus = accept(tree, choose)
+                try:
+                    path, bonus = accept(tree, choose)
+                except FloatingPointError as error:
+                    raise FloatingPointError(f"prompt {row.index}, round {self.num_rounds}: {error}") from error
                 paths.append(path)
                 bonuses.append(bonus)
         with self.ledger.stage("commit"):

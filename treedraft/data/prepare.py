@@ -10,6 +10,7 @@ import numpy as np
 from treedraft.config import DataConfig, short_hash
 from treedraft.data.features import Sequences
 from treedraft.data.tokens import MANIFEST, SHIPPED, TokenStore
+from treedraft.noise import SCHEME
 from treedraft.run import runs_folder
 from treedraft.targets.hf import Target
 
@@ -68,7 +69,7 @@ def _world_store(target: Target, config: DataConfig) -> TokenStore:
         batch_size=256,
         prompts_per_shard=1024,
     )
-    identity = {"target": target.fingerprint(), "dtype": str(target.dtype), "settings": str(settings)}
+    identity = {"target": target.fingerprint(), "dtype": str(target.dtype), "settings": str(settings), "noise": SCHEME}
     folder = runs_folder() / "data" / f"{target.name}-{short_hash(identity)}"
     with tqdm(total=config.tokens, desc="training text", unit=" tokens", disable=None) as bar:
         return regenerate(target, settings, folder, command="python -m treedraft.ablate", bar=bar)

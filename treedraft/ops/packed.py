@@ -30,7 +30,7 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         needs_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
-        if needs_gradient or input.dtype != self.weight.dtype or input.numel() == 0:
+        if needs_gradient or not (_fits(input) and _fits(self.weight)) or input.numel() == 0:
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
 
@@ -41,8 +41,8 @@ def worth_packing(module: nn.Module) -> bool:
     return torch.backends.mkldnn.is_available() and sum(map(Tensor.numel, weights)) >= PACK_FROM and all(map(_fits, weights))
 
 
-def _fits(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
+def _fits(values: Tensor) -> bool:
+    return values.device.type == "cpu" and values.dtype == torch.float32
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -14,10 +13,7 @@ from treedraft.trees.tree import TreeBatch
 
 
 class Requests:
-    """R rows of one cache; row r holds lengths[r] committed tokens. Rows never see each other.
-
-    ValueError for a prompt that is empty or does not fit the target's context window.
-    """
+    """Rows of one cache; row r holds lengths[r] committed tokens. Rows never see each other."""
 
     def __init__(self, target: Target, prompts: Sequence[Sequence[int]], *, capacity: int) -> None:
         self.target, self.device = target, target.device
@@ -27,14 +23,12 @@ class Requests:
 
     @torch.no_grad()
     def prefill(self, row: int) -> Verified:
-        """Start row `row`: logits [1, V] after its prompt, taps [P, C]."""
+        """Start row `row`: logits [1, V] after its prompt, taps [P, C]. ValueError if the prompt is empty or too long."""
         prompt = self.prompts[row]
         self.target.check_prompt(prompt)
         ids = torch.tensor(list(prompt), device=self.device)
         positions = torch.arange(len(ids), device=self.device)
-        view = copy.copy(self.cache)
-        view.keys = [store[row : row + 1] for store in self.cache.keys]
-        view.values = [store[row : row + 1] for store in self.cache.values]
+        view = self.cache.rows(slice(row, row + 1))
         view.write_next(slice(0, len(ids)), len(ids))
         mask = torch.ones((len(ids), len(ids)), dtype=torch.bool, device=self.device).tril()
         last, taps = self.target.forward(ids[None], positions=positions[None], mask=mask[None, None], cache=view)

@@ -6,12 +6,14 @@ which columns a forward writes, so accepting a tree path is one gather and rejec
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
 
 class RowCache:
-    """Keys and values of every layer, [B, kv_heads, capacity, head_dim] each; `lengths` [B] valid columns a row.
+    """Keys and values of every layer, [B, kv_heads, capacity, head_dim] each.
 
     Passed to a transformers model as its cache: the model calls `update` once a layer, which writes the new columns at
     `self.columns` and returns a view of the first `self.visible` columns without copying them. Capacity doubles when
@@ -32,13 +34,19 @@ class RowCache:
         shape = (batch, kv_heads, capacity, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.columns: slice | Tensor = slice(0, 0)
         self.visible = 0
 
     @property
     def capacity(self) -> int:
         return self.keys[0].shape[2]
+
+    def rows(self, rows: slice) -> RowCache:
+        """The same storage seen as a cache of those rows alone."""
+        view = copy.copy(self)
+        view.keys = [store[rows] for store in self.keys]
+        view.values = [store[rows] for store in self.values]
+        return view
 
     def write_next(self, columns: slice | Tensor, visible: int) -> None:
         """The next forward writes at `columns` and sees columns < visible.

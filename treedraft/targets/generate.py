@@ -7,7 +7,6 @@ wherever their logits agree to rounding.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -141,7 +140,7 @@ class _Batch:
     def admit(self, index: int) -> None:
         """Put prompt `index` in the first free row: all but its last token is computed now, that at the next step."""
         row, prompt = self.live, self.prompts[index]
-        view = _rows(self.cache, slice(row, row + 1))
+        view = self.cache.rows(slice(row, row + 1))
         for store, prefix in _pairs(view, self.prefix_cache):
             store[:, :, : self.prefix] = prefix[:, :, : self.prefix]
         self._fill(view, prompt, self.prefix, len(prompt) - 1)
@@ -164,7 +163,7 @@ class _Batch:
         columns = self.lengths[live].clone()
         visible = int(columns.max()) + 1
         mask = torch.arange(visible, device=columns.device) <= columns[:, None]
-        view = _rows(self.cache, live)
+        view = self.cache.rows(live)
         view.write_next(columns, visible)
         last, _ = self.target.forward(
             self.tokens[live, None], positions=columns[:, None], mask=mask[:, None, None], cache=view
@@ -200,14 +199,6 @@ class _Batch:
             store[row, :, :length] = store[source, :, :length]
         for state in (self.owners, self.tokens, self.lengths, self.counts, self.written):
             state[row] = state[source]
-
-
-def _rows(cache: RowCache, rows: slice) -> RowCache:
-    """The same storage seen as a cache of those rows alone."""
-    view = copy.copy(cache)
-    view.keys = [store[rows] for store in cache.keys]
-    view.values = [store[rows] for store in cache.values]
-    return view
 
 
 def _pairs(one: RowCache, other: RowCache) -> Iterator[tuple[Tensor, Tensor]]:

@@ -69,6 +69,7 @@ class Target:
         mask_token_id: int | None = None,
         tap_layers: Sequence[int] | None = None,
         self_test: bool = True,
+        pack: bool | None = None,
     ) -> None:
         config: Any = model.config
         if config.model_type not in FAMILIES:
@@ -87,10 +88,13 @@ class Target:
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
         # On a CPU, so that verifying a few nodes costs what one token does; plain decoding runs on the same layers.
-        self.packed = worth_packing(self.model)
+        self.packed = worth_packing(self.model) if pack is None else pack
         if self.packed:
             pack_linears(self.model)
-        self._head = packed_head(self.head_weight) if self.packed else None
+        self._head: nn.Module | None = None
+        if self.packed:
+            own = model.get_output_embeddings()  # pyright: ignore (packed by now; it serves unless it has rows of padding)
+            self._head = own if own.out_features == self.vocab_size else packed_head(self.head_weight)
         self.mask_token_id = find_mask_token(name, tokenizer, self.embedding.shape[0], mask_token_id)
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self.cache_argument = _cache_argument(model)

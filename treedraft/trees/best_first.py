@@ -14,7 +14,6 @@ from treedraft.trees.limits import Caps, Cost
 from treedraft.trees.scorers import Lanes, Scorer
 from treedraft.trees.tree import PADDING, TreeBatch
 
-
 _MANY = 4  # requests
 
 

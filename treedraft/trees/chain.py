@@ -43,7 +43,10 @@ class Chain(TreeBuilder):
 
     @torch.no_grad()
     def replay(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as of any builder, without drafting past the first token that the record rejects."""
+        """The same as of any builder, without drafting past the first token that the record rejects.
+
+        The scorer's laws have to be normalised, so that a chain has depth + 1 nodes.
+        """
         depth = usable_depth(self.depth, scorer)
         capacity = max(depth, 1)
         scorer.start(capacity)
@@ -51,6 +54,8 @@ class Chain(TreeBuilder):
         request, token = torch.arange(len(anchor), device=anchor.device), anchor
         for slot in range(depth):
             token = scorer.children(chain_lanes(request, slot, token, capacity), 1)[0][:, 0]
+            if slot == continuation.shape[1]:
+                break
             agrees = token == continuation[request, slot]
             request, token = request[agrees], token[agrees]
             if len(request) == 0:

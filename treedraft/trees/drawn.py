@@ -17,7 +17,7 @@ from treedraft.trees.chain import usable_depth
 from treedraft.trees.scorers import Lanes, Scorer
 from treedraft.trees.tree import DraftTree
 
-_DRAFTING = 1  # keeps drafting apart from what else is drawn at a position
+DRAFTING = 1  # keeps drafting apart from what else is drawn at a position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,12 @@ def draw_tree(
     vocab_size: int,
     seed: int,
     position: int,
+    device: torch.device | None = None,
 ) -> DrawnTree:
     """A tree of len(widths) levels: every node at depth d has widths[d] attempts, drawn from q = softmax(log q / T).
 
     With replacement they are independent (SpecInfer), without it each is drawn from what the others left (Sequoia).
-    `position` is the anchor's; the noise is the drafter's own, keyed by seed, position and node. ValueError at
+    `position` is the anchor's, `device` the scorer's; the noise is the drafter's own, keyed by seed, position and node. ValueError at
     temperature 0, where nothing is drawn.
     """
     if temperature <= 0:
@@ -70,14 +71,14 @@ def draw_tree(
     scorer.start(max(1, sum(math.prod(widths[:level]) for level in range(depth))))
     level = [0]
     for slot, width in zip(range(depth), widths, strict=True):
-        nodes = torch.tensor(level)
+        nodes = torch.tensor(level, device=device)
         expansion_of = {node: len(rows) + place for place, node in enumerate(level)}
         lanes = Lanes(
             request=torch.zeros_like(nodes),
             slot=torch.full_like(nodes, slot),
-            token=torch.tensor([tokens[node] for node in level]),
-            expansion=torch.tensor([expansion_of[node] for node in level]),
-            parent=torch.tensor([law_of[parents[node]] if node else -1 for node in level]),
+            token=torch.tensor([tokens[node] for node in level], device=device),
+            expansion=torch.tensor([expansion_of[node] for node in level], device=device),
+            parent=torch.tensor([law_of[parents[node]] if node else -1 for node in level], device=device),
         )
         log_q = torch.log_softmax(scorer.expand(lanes).double() / temperature, -1)
         drawn = _draw(log_q, width, replacement, seed, position + slot + 1, nodes)
@@ -115,7 +116,7 @@ def _draw(log_q: Tensor, width: int, replacement: bool, seed: int, position: int
     num_columns = log_q.shape[1]
     attempts = torch.arange(width if replacement else 1)
     uniforms = noise.uniform(
-        seed, position, _DRAFTING, nodes[:, None, None], attempts[:, None], torch.arange(num_columns)
+        seed, position, DRAFTING, nodes[:, None, None].cpu(), attempts[:, None], torch.arange(num_columns)
     )
     keys = log_q[:, None] - (-uniforms.log()).log().to(log_q.device)
     if replacement:

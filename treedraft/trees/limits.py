@@ -36,7 +36,8 @@ class DepthCaps:
 def histogram_caps(counts: Sequence[Sequence[float]], *, least: float = 0.02) -> DepthCaps:
     """Caps from how often the accepted child of a node at depth d had rank r, `counts[d][r]` (JetSpec).
 
-    A depth keeps as many children as there are ranks with at least the share `least`; a depth never seen has no cap.
+    A depth keeps as many children as there are ranks with at least the share `least`, one at least; a depth that was
+    never seen keeps as many as there are ranks.
     """
     widest = max((len(row) for row in counts), default=1)
     caps = []
@@ -79,8 +80,9 @@ class Cost:
     verify: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.verify or min(self.draft, self.correction, *self.verify) < 0:
-            raise ValueError("a cost model needs times of at least 0, one of verification a number of nodes")
+        if not self.verify or min(self.draft, self.correction, *self.verify) < 0 or self.draft + self.verify[0] <= 0:
+            given = f"draft {self.draft}, correction {self.correction}, verify {self.verify[:3]}"
+            raise ValueError(f"a cost model needs times of at least 0, and more for a round of one node, not {given}")
 
     def rate(self, gain: Tensor, num_expanded: Tensor) -> Tensor:
         """Expected tokens a second after every admission: gain and num_expanded [..., N] of the first 1 .. N nodes."""

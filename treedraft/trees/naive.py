@@ -81,8 +81,8 @@ def heap_build(
 
 
 def _rate(cost: Cost, gain: float, num_expanded: int, num_nodes: int) -> float:
-    seconds = cost.draft + cost.correction * num_expanded + cost.verify[num_nodes - 1]
-    return gain / seconds
+    each = torch.full((num_nodes,), gain, dtype=torch.float64)
+    return float(cost.rate(each, torch.full((num_nodes,), num_expanded))[-1])
 
 
 def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int]:

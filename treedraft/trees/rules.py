@@ -16,7 +16,7 @@ from torch import Tensor
 from treedraft import noise
 from treedraft.trees.drawn import DrawnTree
 
-_VERIFYING = 2  # keeps verification apart from drafting at one position
+VERIFYING = 2  # keeps verification apart from drafting at one position
 _EMPTY = 1e-12  # a residual of less than this is rounding, and p stands in for it
 
 
@@ -40,12 +40,12 @@ class KeyedDice(Dice):
 
     def chance(self, probability: float) -> bool:
         self.count += 1
-        return float(noise.uniform(self.seed, self.position, _VERIFYING, self.count)) < probability
+        return float(noise.uniform(self.seed, self.position, VERIFYING, self.count)) < probability
 
     def pick(self, law: Tensor) -> int:
         self.count += 1
         ids = torch.arange(len(law))
-        uniforms = noise.uniform(self.seed, self.position, _VERIFYING, self.count, ids).to(law.device)
+        uniforms = noise.uniform(self.seed, self.position, VERIFYING, self.count, ids).to(law.device)
         return int((law.log() - (-uniforms.log()).log()).argmax())
 
 
