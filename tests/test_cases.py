@@ -15,7 +15,7 @@ from tests.kit import Stub, script
 from tests.tiny_drafters import make_drafter, random_prompts
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.decode import _Streamer
-from treedraft.speculate import Generation, audit, generate, generate_plain
+from treedraft.speculate import Generation, audit, generate, generate_plain, report
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.hf import Target
 from treedraft.trees.accept import accept
@@ -181,6 +181,18 @@ def test_d57_one_context_row_a_committed_token(endless: Target, monkeypatch: pyt
     committed = [5, 9, 3, *found.ids][: sum(map(len, rows))]
     trace = endless.trace(torch.tensor([committed])).taps[0]
     torch.testing.assert_close(torch.cat(rows), trace, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("candidates", [3, 20])
+def test_restricted_scoring_is_lossless_and_counts_its_recall(endless: Target, candidates: int) -> None:
+    drafter = make_drafter(endless, correction="attention")
+    config = DecodeConfig(mode="tree", depth=5, width=7, budget=24, candidates=candidates)
+    found = generate(endless, drafter, [5, 9], config=config, max_new_tokens=30)
+    plain = generate_plain(endless, [5, 9], max_new_tokens=30)
+    assert found.ids == plain.ids
+    assert all(len(item.among_candidates or ()) == min(len(item.path), 5) for item in found.rounds)
+    assert all(all((item.among_candidates or [])[: len(item.path) - 1]) for item in found.rounds)  # what is accepted was one
+    assert 0 <= report(found, plain)["candidate_recall"] < 1
 
 
 # -- E: stops, limits, text -----------------------------------------------------------------------------------------------------------

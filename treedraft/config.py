@@ -126,6 +126,7 @@ class DecodeConfig:
 
     `scorer` is that of `Drafter.scorer`; `admit`, `count_root` and `frontier` are those of `BestFirst`. `caps` are the
     most children of a node, a number a depth; `gap_cap` = (beta, g0) gives sure nodes fewer of them (trees/limits.py).
+    `candidates` are the tokens a slot that a correction looks at, None all.
     """
 
     mode: Literal["chain", "tree"] = "tree"
@@ -139,11 +140,12 @@ class DecodeConfig:
     caps: tuple[int, ...] | None = None
     gap_cap: tuple[float, float] | None = None
     frontier: int | None = None
+    candidates: int | None = None
 
     @property
     def shape(self) -> str:
         """What else shapes a tree, in words; empty where nothing does."""
-        extras = {"frontier": self.frontier, "caps": self.caps, "gap cap": self.gap_cap}
+        extras = {"frontier": self.frontier, "caps": self.caps, "gap cap": self.gap_cap, "candidates": self.candidates}
         words = [f"{name} {value}" for name, value in extras.items() if value is not None]
         return ", ".join([*words, *([] if self.count_root else ["root not counted"])])
 
@@ -151,6 +153,9 @@ class DecodeConfig:
         for name, value in (("depth", self.depth), ("width", self.width), ("budget", self.budget)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 (the budget counts the root)")
+        for name, value in (("frontier", self.frontier), ("candidates", self.candidates)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1")
         if self.caps is not None and self.gap_cap is not None:
             raise ValueError("caps and gap_cap exclude each other")
         _temperature("decode", self.temperature)

@@ -51,6 +51,8 @@ class Arguments:
     """Children of an expanded node."""
     budget: int | Literal["auto"] = 255
     """Nodes of a tree, the root included; "auto" ends a tree where another node would cost more time than it saves."""
+    candidates: int | None = None
+    """Tokens a slot that the correction looks at (default: all); prints how often the target's was among them."""
     temperature: float | None = None
     """0 is greedy (the default, unless a filter asks for sampling: then 1)."""
     top_k: int | None = None
@@ -134,6 +136,7 @@ def _decode_config(arguments: Arguments, *, depth: int = 15) -> DecodeConfig:
         depth=arguments.depth if arguments.depth is not None else depth,
         width=arguments.width,
         budget=MOST_NODES if arguments.budget == "auto" else arguments.budget,
+        candidates=arguments.candidates,
         admit="pop" if arguments.budget == "auto" else "fanout",
         temperature=_sampling(arguments).used_temperature,
     )
@@ -267,6 +270,8 @@ class _Command:
             shape = {"mode": "drawn", "widths": self.acceptance.levels(config.depth)}
         elif config.mode == "tree":
             shape |= {"width": config.width, "budget": self.arguments.budget, "admit": config.admit}
+        if config.candidates is not None:
+            shape["candidates"] = config.candidates
         sampling = {name: value for name, value in asdict(self.sampling).items() if value not in (None, ())}
         return {"target": self.target.name, "depth": config.depth, **shape, "accept": rule, "lossless": rule not in LOSSY,
                 "sampling": sampling, "temperature": config.temperature, "seed": self.arguments.seed,
@@ -319,9 +324,10 @@ def _words(record: dict[str, Any], rule: Rule) -> str:
 
     stages = "  ".join(f"{name} {value:.2f} s" for name, value in record["seconds"].items())
     by_depth = " ".join(f"{share:.2f}" for share in conditional(np.array(record["survival"])))
+    recall = f"   target's token among the candidates {record['candidate_recall']:.1%}" if "candidate_recall" in record else ""
     lines = [
         f"tau {record['tau'] or float('nan'):.2f}   {record['tokens_per_second']:.1f} tokens/s   "
-        f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}",
+        f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}{recall}",
         f"stages: {stages}",
         f"acceptance by depth, of the rounds that got there: {by_depth or 'none'}",
     ]

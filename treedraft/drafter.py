@@ -17,7 +17,7 @@ from treedraft.corrections._seam import Borrowed, Correction
 from treedraft.ops.layers import Shape
 from treedraft.ops.packed import pack_linears, packed_head
 from treedraft.targets.hf import Target
-from treedraft.trees.scorers import BackboneScorer, ConditionalScorer, Scorer
+from treedraft.trees.scorers import BackboneScorer, CandidateScorer, ConditionalScorer, Scorer
 
 FORMAT = 1
 DEFAULT_DRAFTER = "causal-attention"
@@ -99,6 +99,7 @@ class Drafter(nn.Module):
         self.borrowed = Borrowed(
             embed=lambda ids: nn.functional.embedding(ids, embedding),
             head=target.head if whole else packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
+            head_rows=lambda columns: nn.functional.embedding(columns, head_weight),
             rotary=target.rotary,
         )
 
@@ -128,16 +129,22 @@ class Drafter(nn.Module):
         block = self.backbone(self.lent.embed(ids), anchors, memory, visible, self.lent.rotary)
         return block[..., first:, :]
 
-    def scorer(self, hidden: Tensor, anchor: Tensor, rung: Rung = "conditional") -> Scorer:
+    def scorer(
+        self, hidden: Tensor, anchor: Tensor, rung: Rung = "conditional", *, candidates: int | None = None
+    ) -> Scorer:
         """log q for tree builders, from hidden [R, D, H] and anchor [R].
 
         A node is scored by the backbone alone ("marginal"), corrected once a depth along the greedy path ("per_depth"),
-        or corrected under its own ancestry ("conditional").
+        or corrected under its own ancestry ("conditional"). With `candidates` a correction looks at a slot's so many
+        likeliest tokens alone.
         """
         num_requests, depth = hidden.shape[:2]
         if rung == "marginal" or self.config.correction["name"] == "none":
             return BackboneScorer(hidden, self.lent.head, self.d2t)
         state = self.correction.start(hidden, self.lent)
+        if candidates is not None and candidates < len(self.d2t):
+            scorer: ConditionalScorer = CandidateScorer(state, self.lent.head(hidden), candidates, d2t=self.d2t)
+            return scorer if rung == "conditional" else scorer.per_depth(anchor)
         scorer = ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
         return scorer if rung == "conditional" else scorer.per_depth(anchor)
 

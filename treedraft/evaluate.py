@@ -135,7 +135,7 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     while len(active):
         at = anchors[active]
         hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
-        scorer = drafter.scorer(hidden, ids[active, at], config.scorer)
+        scorer = drafter.scorer(hidden, ids[active, at], config.scorer, candidates=config.candidates)
         continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
         accepted, nodes = builder.replay(ids[active, at], scorer, continuation)
         emitted = torch.minimum(accepted + 1, lengths[active] - 1 - at)

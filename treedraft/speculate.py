@@ -29,7 +29,7 @@ from treedraft.targets.sampling import Sampler
 from treedraft.trees import rules
 from treedraft.trees.accept import accept
 from treedraft.trees.drawn import DrawnTree, draw_tree
-from treedraft.trees.scorers import Scorer
+from treedraft.trees.scorers import CandidateScorer, Scorer
 from treedraft.trees.tree import DraftTree
 
 STAGES = ("prefill", "draft", "build", "verify", "commit")
@@ -56,11 +56,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted."""
+    """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted.
+
+    With restricted scoring, for every slot on the path whether the target's token was among the candidates there.
+    """
 
     tree: DraftTree
     path: list[int]
     emitted: int
+    among_candidates: list[bool] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +204,8 @@ class _Step:
         with ledger.stage("draft"):
             position = torch.tensor([[length]], device=target.device)
             hidden = self.drafter.hidden(self.prefix.memory, anchor[None], position, depth)[:, 0]
-            scorer = self.drafter.scorer(hidden, anchor, self.config.scorer)
+            candidates = self.config.candidates
+            scorer = self.drafter.scorer(hidden, anchor, self.config.scorer, candidates=candidates)
         with ledger.stage("build"):
             drawn = None
             if self.acceptance.rule == "sampler_match":
@@ -233,8 +238,13 @@ class _Step:
             self.prefix.append(verified.taps[rows])
             # The bonus token of a path that fills the window has no position left.
             room = target.max_length - 1 - length
-            count = self.stopper.take([*(tokens[node] for node in path[1:]), bonus][:room])
-        return Round(tree=tree, path=path, emitted=count)
+            chosen = [*(tokens[node] for node in path[1:]), bonus]
+            count = self.stopper.take(chosen[:room])
+        found = None
+        if isinstance(scorer, CandidateScorer):
+            among = scorer.tokens()[0, : len(chosen)] == torch.tensor(chosen, device=target.device)[:depth, None]
+            found = among.any(1).tolist()
+        return Round(tree=tree, path=path, emitted=count, among_candidates=found)
 
     def _draw(self, anchor: Tensor, scorer: Scorer, depth: int, length: int) -> DrawnTree:
         return draw_tree(
@@ -300,6 +310,9 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
         "survival": [float((accepted >= d).mean()) for d in range(1, int(accepted.max(initial=0)) + 1)],
         "text": speculative.text,
     }
+    looked_for = [found for item in speculative.rounds for found in item.among_candidates or ()]
+    if looked_for:
+        record["candidate_recall"] = sum(looked_for) / len(looked_for)
     if plain is not None:
         plain_decoding = plain.seconds["verify"]
         record |= {

@@ -126,7 +126,7 @@ class _Group:
                 values=[values[:, :longest] for values in self.memory.values],
             )
             hidden = self.drafter.hidden(seen, anchors[:, None], lengths[:, None], depth)[:, 0]
-            scorer = self.drafter.scorer(hidden, anchors, self.config.scorer)
+            scorer = self.drafter.scorer(hidden, anchors, self.config.scorer, candidates=self.config.candidates)
         with self.ledger.stage("build"):
             cost = self.profile.at(longest, len(self.rows)) if self.profile is not None else None
             trees = builder_for(self.config, depth=depth, cost=cost).build(anchors, scorer)

@@ -12,7 +12,8 @@ from treedraft.drafter import Drafter
 from treedraft.targets.hf import Target
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
-from treedraft.trees.scorers import Lanes, MarginalScorer, chain_lanes
+from treedraft.trees.naive import heap_build
+from treedraft.trees.scorers import CandidateScorer, Lanes, MarginalScorer, chain_lanes
 
 REQUESTS, DEPTH = 3, 5
 # root; a b c; d e under a; f under b; g under d; h under e; i under g
@@ -183,3 +184,46 @@ def test_the_middle_rung_is_corrected_along_the_greedy_path(tiny64: Target, corr
         assert isinstance(per_depth, MarginalScorer)  # which an uncorrected drafter's scorer always is
         for slot in range(DEPTH):
             assert_close(per_depth.expand(chain_lanes(torch.arange(REQUESTS), slot, anchor, DEPTH)), forced[:, slot])
+
+
+@every_correction
+def test_some_columns_are_those_of_all(tiny64: Target, correction: dict) -> None:
+    """Stepping among candidates gives those logits; as a scorer, laws over the whole vocabulary with an exact rest."""
+    drafter, hidden, tokens = setup(tiny64, correction)
+    with torch.no_grad():
+        whole, part = (drafter.correction.start(hidden, drafter.lent) for _ in range(2))
+        columns = torch.stack([torch.randperm(len(drafter.d2t))[:9] for _ in range(REQUESTS)])
+        for state in (whole, part):
+            state.reserve(DEPTH)
+        for slot in range(DEPTH):
+            lanes = chain_lanes(torch.arange(REQUESTS), slot, tokens[:, slot], DEPTH)
+            assert_close(part.step_among(lanes, columns), whole.step(lanes).gather(1, columns))
+        anchor, candidates = tokens[:, 0], 20
+        if correction["name"] == "none":
+            return
+        scorer, full = drafter.scorer(hidden, anchor, candidates=candidates), drafter.scorer(hidden, anchor)
+        assert isinstance(scorer, CandidateScorer)
+        base = drafter.lent.head(hidden)
+        assert torch.equal(scorer.columns, base.topk(candidates).indices.sort(-1).values)
+        for each in (scorer, full):
+            each.start(DEPTH)
+        lanes = chain_lanes(torch.arange(REQUESTS), 0, anchor, DEPTH)
+        corrected, columns = full.expand(lanes), scorer.columns[:, 0]
+        state = drafter.correction.start(hidden, drafter.lent)
+        state.reserve(DEPTH)
+        logits = state.step(lanes)
+        mixed = base[:, 0].scatter(1, columns, logits.gather(1, columns))  # corrected here, the backbone's there
+        expected = mixed.log_softmax(-1)
+        got = scorer.expand(lanes)
+        assert_close(got.gather(1, columns), expected.gather(1, columns))
+        assert (got.exp().sum(1) <= 1 + 1e-12).all() and int((got > -torch.inf).sum()) == REQUESTS * candidates
+        assert corrected.shape == got.shape
+        everything = drafter.scorer(hidden, anchor, candidates=len(drafter.d2t))
+        everything.start(DEPTH)
+        assert_close(everything.expand(lanes), corrected)
+        size = {"budget": 12, "width": 3, "depth": DEPTH}
+        trees = BestFirst(**size).build(anchor, scorer)
+        for request in range(REQUESTS):
+            alone = drafter.scorer(hidden[request : request + 1], anchor[:1], candidates=candidates)
+            naive = heap_build(int(anchor[request]), alone, **size)
+            assert torch.equal(trees.tree(request).tokens, naive.tokens) and torch.equal(trees.tree(request).parents, naive.parents)

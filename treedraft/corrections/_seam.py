@@ -20,10 +20,12 @@ Map = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
     """The target's frozen parts a drafter works with: `embed` ids [...] -> [..., H], `head` [..., H] -> draft logits
-    [..., V], `rotary` positions [...] -> cosine and sine [..., head_dim]."""
+    [..., V], `head_rows` columns [...] -> that head's weights [..., H], `rotary` positions [...] -> cosine and sine
+    [..., head_dim]."""
 
     embed: Map
     head: Map
+    head_rows: Map
     rotary: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -51,6 +53,10 @@ class State(ABC):
     @abstractmethod
     def step(self, lanes: Lanes) -> Tensor:
         """Logits [L, V] of the children of each lane's node; a parent is always stepped in an earlier call."""
+
+    def step_among(self, lanes: Lanes, columns: Tensor) -> Tensor:
+        """The same for some draft columns [L, M] of every lane alone: logits [L, M]."""
+        return self.step(lanes).gather(1, columns)
 
 
 class Correction(nn.Module, ABC):

@@ -41,6 +41,13 @@ class AttentionState(State):
         self.branch = torch.zeros((rows + 1, self.hidden.shape[1]), dtype=torch.int64, device=self.hidden.device)
 
     def step(self, lanes: Lanes) -> Tensor:
+        return self.borrowed.head(self._revise(lanes))
+
+    def step_among(self, lanes: Lanes, columns: Tensor) -> Tensor:
+        return torch.einsum("lh,lmh->lm", self._revise(lanes), self.borrowed.head_rows(columns))
+
+    def _revise(self, lanes: Lanes) -> Tensor:
+        """Hidden states [L, H] of the lanes' slots, revised under their branches."""
         layer, attention = self.layer, self.layer.attn
         hidden = self.hidden[lanes.request, lanes.slot]
         rotary = self.cosine[lanes.slot], self.sine[lanes.slot]
@@ -57,7 +64,7 @@ class AttentionState(State):
         scores = torch.einsum("lkgd,ljkd->lkgj", queries, self.keys[branch])
         weights = scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1)
         mixed = torch.einsum("lkgj,ljkd->lkgd", weights, self.values[branch]).flatten(1)
-        return self.borrowed.head(layer.revise(hidden, attention.o_proj(mixed)))
+        return layer.revise(hidden, attention.o_proj(mixed))
 
 
 @final

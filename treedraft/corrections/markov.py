@@ -41,6 +41,14 @@ class MarkovState(State):
             self.memory = self.hidden.new_zeros((len(self.hidden) * capacity + 1, self.head.config.rank))
 
     def step(self, lanes: Lanes) -> Tensor:
+        return self.base_logits[lanes.request, lanes.slot] + self.head.markov_w2(self._embed(lanes))
+
+    def step_among(self, lanes: Lanes, columns: Tensor) -> Tensor:
+        base = self.base_logits[lanes.request[:, None], lanes.slot[:, None], columns]
+        return base + torch.einsum("lr,lmr->lm", self._embed(lanes), self.head.markov_w2.weight[columns])
+
+    def _embed(self, lanes: Lanes) -> Tensor:
+        """What W2 reads, [L, r]; stores the lanes' states."""
         embedded = self.head.markov_w1(lanes.token)
         if self.head.config.variant == "gated":
             embedded = self.head.gate(self.hidden[lanes.request, lanes.slot], embedded)
@@ -48,7 +56,7 @@ class MarkovState(State):
             state = self.memory[lanes.parent]
             hidden = self.hidden[lanes.request, lanes.slot]
             embedded, self.memory[lanes.expansion] = self.head.recur(state, embedded, hidden)
-        return self.base_logits[lanes.request, lanes.slot] + self.head.markov_w2(embedded)
+        return embedded
 
 
 @final

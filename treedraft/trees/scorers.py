@@ -115,6 +115,10 @@ class CorrectionState(Protocol):
         """Corrected draft logits [L, V] of the children of every lane; stores the lanes' own rows."""
         ...
 
+    def step_among(self, lanes: Lanes, columns: Tensor) -> Tensor:
+        """The same for draft columns [L, M] alone: [L, M]."""
+        ...
+
 
 class ConditionalScorer(Scorer):
     """Every node is scored under its own ancestry: the correction is stepped along the node's path."""
@@ -142,6 +146,45 @@ class ConditionalScorer(Scorer):
             laws.append(self.expand(chain_lanes(request, slot, token, self.depth)))
             token = self.token_ids(top_children(laws[-1], 1)[0][:, 0])
         return MarginalScorer(torch.stack(laws, 1), self.d2t)
+
+
+class CandidateScorer(ConditionalScorer):
+    """Corrects the M likeliest tokens of every slot alone; the others keep what the backbone gives them, and are not drafted.
+
+    Laws are normalised over the whole vocabulary: Z = Z_base - sum_M exp(base) + sum_M exp(corrected). What the cut costs
+    is the recall of the target's tokens among the candidates, which whoever decodes can count.
+    """
+
+    def __init__(self, state: CorrectionState, base_logits: Tensor, num_candidates: int, d2t: Tensor):
+        """`base_logits` [R, D, V] are the backbone's own."""
+        super().__init__(state, depth=base_logits.shape[1], num_requests=base_logits.shape[0], d2t=d2t)
+        self.width_limit = min(num_candidates, len(d2t))
+        logits = base_logits.to(torch.promote_types(base_logits.dtype, torch.float32))
+        # In the order of columns, so that ties go to the lowest one.
+        self.columns = logits.topk(self.width_limit).indices.sort(-1).values
+        outside = logits.scatter(-1, self.columns, -torch.inf)
+        self.log_rest = outside.logsumexp(-1)  # -inf if there is nothing else
+
+    def tokens(self) -> Tensor:
+        """Target token ids of the candidates, [R, D, M]."""
+        return self.d2t[self.columns]
+
+    def expand(self, lanes: Lanes) -> Tensor:
+        columns, log_q = self._laws(lanes)
+        everything = log_q.new_full((len(columns), len(self.d2t)), -torch.inf)
+        return everything.scatter_(1, columns, log_q)
+
+    def children(self, lanes: Lanes, width: int) -> tuple[Tensor, Tensor]:
+        columns, log_q = self._laws(lanes)
+        best, log_q = top_children(log_q, width)
+        return self.token_ids(columns.gather(1, best)), log_q
+
+    def _laws(self, lanes: Lanes) -> tuple[Tensor, Tensor]:
+        """Candidate columns and their log q, both [L, M]."""
+        columns = self.columns[lanes.request, lanes.slot]
+        logits = self.state.step_among(lanes, columns).to(self.log_rest.dtype)
+        rest = self.log_rest[lanes.request, lanes.slot]
+        return columns, logits - torch.logaddexp(rest, logits.logsumexp(-1))[:, None]
 
 
 def chain_lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lanes:
