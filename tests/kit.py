@@ -32,7 +32,9 @@ class Stub:
     def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
         return (anchors[..., None] + 1 + torch.arange(depth))[..., None]
 
-    def scorer(self, hidden: Tensor, anchor: Tensor, rung: str = "conditional") -> MarginalScorer:
+    def scorer(
+        self, hidden: Tensor, anchor: Tensor, rung: str = "conditional", *, candidates: int | None = None
+    ) -> MarginalScorer:
         tokens = (self.ids[hidden[..., 0].clamp(max=len(self.ids) - 1)] + self.shift) % self.target.vocab_size
         log_q = torch.full((*tokens.shape, self.target.vocab_size), -torch.inf, dtype=torch.float64)
         return MarginalScorer(log_q.scatter_(-1, tokens[..., None], 0.0))
