@@ -144,8 +144,8 @@ class Drafter(nn.Module):
         state = self.correction.start(hidden, self.lent)
         if candidates is not None and candidates < len(self.d2t):
             scorer: ConditionalScorer = CandidateScorer(state, self.lent.head(hidden), candidates, d2t=self.d2t)
-            return scorer if rung == "conditional" else scorer.per_depth(anchor)
-        scorer = ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
+        else:
+            scorer = ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
         return scorer if rung == "conditional" else scorer.per_depth(anchor)
 
     def adopt(self, other: Drafter) -> None:

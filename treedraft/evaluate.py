@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treedraft.backbones._block import Memory
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import Prompt
 from treedraft.drafter import Drafter
@@ -131,7 +130,7 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     anchors = torch.tensor([item.prompt_length for item in group], device=device)
     log: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     active = (anchors < lengths - 1).nonzero().squeeze(1)
-    memory = _rows(memory, active)
+    memory = memory.rows(active)
     while len(active):
         at = anchors[active]
         hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
@@ -143,12 +142,8 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
         anchors[active] = at + accepted + 1
         alive = anchors[active] < lengths[active] - 1
         if not bool(alive.all()):
-            active, memory = active[alive], _rows(memory, alive.nonzero().squeeze(1))
+            active, memory = active[alive], memory.rows(alive.nonzero().squeeze(1))
     return _collect(group, log)
-
-
-def _rows(memory: Memory, rows: Tensor) -> Memory:
-    return Memory(keys=[keys[rows] for keys in memory.keys], values=[values[rows] for values in memory.values])
 
 
 def _collect(group: Sequence[Trajectory], log: Sequence[tuple[Tensor, ...]]) -> list[Rounds]:

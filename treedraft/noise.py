@@ -32,7 +32,12 @@ def gumbel(seeds: Tensor | int, positions: Tensor | int, vocab_size: int) -> Ten
     """Gumbel(0, 1) noise of every id at a position: seeds and positions [...] -> float64 [..., V]."""
     seed, position = torch.broadcast_tensors(torch.as_tensor(seeds), torch.as_tensor(positions))
     ids = torch.arange(vocab_size, device=seed.device)
-    return uniform(seed[..., None], position[..., None], ids).log_().neg_().log_().neg_()
+    return to_gumbel(uniform(seed[..., None], position[..., None], ids))
+
+
+def to_gumbel(uniforms: Tensor) -> Tensor:
+    """Gumbel(0, 1) noise from uniform numbers, in their place."""
+    return uniforms.log_().neg_().log_().neg_()
 
 
 def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> Tensor:

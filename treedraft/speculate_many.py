@@ -200,6 +200,4 @@ class _Group:
             kept = torch.tensor(going, device=self.target.device).nonzero().squeeze(1)
             self.rows = [row for row, goes_on in zip(self.rows, going, strict=True) if goes_on]
             self.requests.keep(kept)
-            self.memory = Memory(
-                keys=[keys[kept] for keys in self.memory.keys], values=[values[kept] for values in self.memory.values]
-            )
+            self.memory = self.memory.rows(kept)

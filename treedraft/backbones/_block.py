@@ -47,6 +47,10 @@ class Memory:
     keys: list[Tensor]
     values: list[Tensor]
 
+    def rows(self, rows: Tensor) -> Memory:
+        """Of some sequences alone, in this order."""
+        return Memory(keys=[keys[rows] for keys in self.keys], values=[values[rows] for values in self.values])
+
 
 class DraftLayer(nn.Module):
     """A pre-norm Qwen3 decoder layer whose attention also reads the context."""

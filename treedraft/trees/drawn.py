@@ -118,7 +118,7 @@ def _draw(log_q: Tensor, width: int, replacement: bool, seed: int, position: int
     uniforms = noise.uniform(
         seed, position, DRAFTING, nodes[:, None, None].cpu(), attempts[:, None], torch.arange(num_columns)
     )
-    keys = log_q[:, None] - (-uniforms.log()).log().to(log_q.device)
+    keys = log_q[:, None] + noise.to_gumbel(uniforms).to(log_q.device)
     if replacement:
         return keys.argmax(-1)
     # The k largest perturbed logits are k draws without replacement, in order (Kool, van Hoof and Welling 2019).

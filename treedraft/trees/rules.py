@@ -45,8 +45,8 @@ class KeyedDice(Dice):
     def pick(self, law: Tensor) -> int:
         self.count += 1
         ids = torch.arange(len(law))
-        uniforms = noise.uniform(self.seed, self.position, VERIFYING, self.count, ids).to(law.device)
-        return int((law.log() - (-uniforms.log()).log()).argmax())
+        gumbel = noise.to_gumbel(noise.uniform(self.seed, self.position, VERIFYING, self.count, ids))
+        return int((law.log() + gumbel.to(law.device)).argmax())
 
 
 Rule = Callable[[Tensor, Tensor, Sequence[int], Dice], "tuple[int | None, Tensor]"]
