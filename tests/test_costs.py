@@ -36,7 +36,7 @@ def test_a_convex_curve_is_fitted_as_it_is() -> None:
 
 def test_contexts_are_interpolated() -> None:
     slow = tuple(0.2 + 0.002 * n for n in NODES)
-    profile = Profile(contexts=(64, 192), verify=(tuple(value / 2 for value in slow), slow), draft=0.01, correction=0.001, hardware="")
+    profile = Profile(contexts=(64, 192), verify=(tuple(value / 2 for value in slow), slow), draft=0.01, level=0.0, correction=0.001, hardware="")
     assert profile.at(0).verify[0] == pytest.approx(slow[0] / 2) and profile.at(9999).verify[0] == pytest.approx(slow[0])
     assert profile.at(128).verify[7] == pytest.approx(0.75 * slow[3], rel=1e-6)
     assert profile.at(130) is profile.at(150)  # computed once for neighbouring lengths
@@ -46,7 +46,7 @@ def test_a_profile_is_measured_once(tiny64: Target, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TREEDRAFT_CACHE", str(tmp_path))
     drafter = make_drafter(tiny64, correction="attention")
     first = profile_of(tiny64, drafter, 5)
-    assert first.draft > 0 and first.correction > 0 and all(value > 0 for row in first.verify for value in row)
+    assert first.draft > 0 and first.level + first.correction > 0 and all(value > 0 for row in first.verify for value in row)
     monkeypatch.setattr(costs, "measure", lambda *_, **__: pytest.fail("measured again"))
     assert profile_of(tiny64, drafter, 5) == first
     assert len(list((tmp_path / "profiles").iterdir())) == 1
@@ -57,7 +57,7 @@ def test_output_is_plain_decoding_and_trees_follow_the_cost(tiny64: Target) -> N
     config = DecodeConfig(mode="tree", depth=5, width=4, budget=MOST_NODES, admit="pop")
     sizes = []
     for node in (0.0, 0.02, 1.0):
-        profile = Profile(contexts=(64,), verify=(tuple(1 + node * n for n in NODES),), draft=0.1, correction=0.0, hardware="")
+        profile = Profile(contexts=(64,), verify=(tuple(1 + node * n for n in NODES),), draft=0.1, level=0.0, correction=0.0, hardware="")
         for seed, prompt in enumerate(random_prompts(tiny64, 4, longest=9, seed=1)):
             options: dict[str, Any] = {"max_new_tokens": 16, "seed": seed}
             found = generate(tiny64, drafter, prompt, config=config, profile=profile, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,17 +11,20 @@ from torch import nn
 from tests.tiny_drafters import make_drafter, random_prompts
 from treedraft.config import DecodeConfig
 from treedraft.ops import packed
-from treedraft.ops.packed import PackedLinear, pack_linears
+from treedraft.ops.packed import PackedLinear, pack, pack_linears
 from treedraft.speculate import generate, generate_plain
 from treedraft.targets import tiny as tiny_module
+from treedraft.targets.hf import Target
 
 
 @pytest.mark.parametrize("rows", [(), (1,), (2,), (7,), (64,), (300,), (2, 3), (0,)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_layer_is_the_plain_one(rows: tuple[int, ...], bias: bool) -> None:
+def test_a_packed_layer_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], bias: bool) -> None:
+    monkeypatch.setattr(packed, "PACK_FROM", 1)
     torch.manual_seed(0)
     plain = nn.Linear(48, 80, bias=bias)
-    layer = PackedLinear(plain.weight, plain.bias)
+    (layer,) = pack([plain])
+    assert isinstance(layer, PackedLinear)
     x = torch.randn((*rows, 48))
     for each in (x, torch.randn((*rows, 96))[..., ::2]):
         with torch.no_grad():
@@ -33,11 +38,48 @@ def test_a_packed_layer_is_the_plain_one(rows: tuple[int, ...], bias: bool) -> N
     assert list(layer.state_dict()) == list(plain.state_dict())
 
 
-def test_only_large_float32_models_on_a_cpu_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not tiny_module.load().packed  # it is small
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("pack_from", [1, 2**30])
+def test_siblings_are_one_product_whatever_the_order_of_calls(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, pack_from: int
+) -> None:
+    monkeypatch.setattr(packed, "PACK_FROM", pack_from)
+    torch.manual_seed(0)
+    module, plain = nn.Module(), nn.Module()
+    for name, rows in (("q_proj", 24), ("k_proj", 8), ("v_proj", 8), ("o_proj", 16), ("gate_proj", 40), ("up_proj", 40)):
+        layer = nn.Linear(16, rows, bias=bias)
+        setattr(module, name, layer)
+        setattr(plain, name, copy.deepcopy(layer))
+    pack_linears(module)
+    products = {name: layer._product for name, layer in module.named_children() if isinstance(layer, PackedLinear)}
+    assert len(products) == 5 + (pack_from == 1) and len(set(products.values())) == len(products) - 3
+    one, other = torch.randn(5, 16), torch.randn(2, 3, 16)
+    calls = [("q_proj", one), ("q_proj", one), ("v_proj", one), ("k_proj", other), ("v_proj", one), ("v_proj", other),
+             ("k_proj", one), ("up_proj", one), ("q_proj", other), ("q_proj", one), ("gate_proj", one), ("o_proj", other)]  # fmt: skip
+    calls += [(name, other) for name in ("q_proj", "k_proj", "v_proj")]
+    with torch.no_grad():
+        for name, x in calls:
+            torch.testing.assert_close(getattr(module, name)(x), getattr(plain, name)(x), rtol=1e-5, atol=1e-5)
+    assert products["q_proj"].input is None  # nothing is held once all have theirs
+
+
+def test_siblings_that_read_different_inputs_are_packed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "PACK_FROM", 1)
-    assert tiny_module.load().packed
-    assert not tiny_module.load(dtype=torch.float64).packed and not tiny_module.load(dtype=torch.bfloat16).packed
+    module = nn.Module()
+    module.gate_proj, module.up_proj = nn.Linear(8, 8), nn.Linear(16, 8)
+    pack_linears(module)
+    assert all(isinstance(layer, PackedLinear) for layer in module.children())
+    assert module.gate_proj._product is not module.up_proj._product  # pyright: ignore
+
+
+def test_only_large_products_in_float32_on_a_cpu_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed_layers(target: Target) -> int:
+        return sum(isinstance(layer, PackedLinear) for layer in target.model.modules())
+
+    alone = packed_layers(tiny_module.load())  # siblings are joined, small as they are
+    monkeypatch.setattr(packed, "PACK_FROM", 1)
+    assert packed_layers(tiny_module.load()) > alone > 0
+    assert not any(packed_layers(tiny_module.load(dtype=dtype)) for dtype in (torch.float64, torch.bfloat16))
 
 
 @pytest.mark.parametrize("tied", [False, True])

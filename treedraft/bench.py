@@ -336,10 +336,11 @@ def _profile() -> int:
     target = load_target(arguments.target)
     drafter = load_drafter(arguments.drafter, target=target)
     profile = profile_of(target, drafter, drafter.depth if arguments.depth is None else arguments.depth, refresh=True)
-    print(f"{target.name}: draft {profile.draft * 1e3:.1f} ms a round, correction {profile.correction * 1e3:.2f} ms a node; "
+    print(f"{target.name}: draft {profile.draft * 1e3:.1f} ms a round, {profile.level * 1e3:.2f} ms a level, "
+          f"correction {profile.correction * 1e3:.2f} ms a node; "
           f"verification in ms, measured and as fitted")  # fmt: skip
     record: dict[str, Any] = {"benchmark": "profile", "target": target.name, "draft_ms": profile.draft * 1e3,
-                              "correction_ms": profile.correction * 1e3}  # fmt: skip
+                              "level_ms": profile.level * 1e3, "correction_ms": profile.correction * 1e3}  # fmt: skip
     print("  nodes   " + "".join(f"{nodes:>8}" for nodes in NODES))
     for context, seconds in zip(profile.contexts, profile.verify, strict=True):
         fitted = profile.at(context).verify

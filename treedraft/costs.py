@@ -28,7 +28,7 @@ from treedraft.trees.limits import Cost
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, MOST_NODES)
 CONTEXTS = (64, 512, 2048)
 _STEP = 64  # tokens after which a round's cost is computed anew
-_PROBES = (4, 24)  # nodes of the two trees whose building is timed
+_WIDE = 8  # nodes a level of the wider of the trees whose building is timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Profile:
     contexts: tuple[int, ...]
     verify: tuple[tuple[float, ...], ...]
     draft: float
+    level: float
     correction: float
     hardware: str
 
@@ -53,7 +54,7 @@ class Profile:
 def _cost(profile: Profile, length: int, requests: int) -> Cost:
     curves = np.array([fit(NODES, seconds, requests * MOST_NODES)[requests - 1 :: requests] for seconds in profile.verify])
     curve = [float(np.interp(length, profile.contexts, column)) for column in curves.T]
-    return Cost(draft=profile.draft, correction=profile.correction, verify=tuple(curve))
+    return Cost(draft=profile.draft, level=profile.level, correction=requests * profile.correction, verify=tuple(curve))
 
 
 def fit(nodes: Sequence[int], seconds: Sequence[float], most: int) -> list[float]:
@@ -84,7 +85,7 @@ def profile_of(target: Target, drafter: Drafter, depth: int, *, refresh: bool = 
 def _path(target: Target, drafter: Drafter, depth: int) -> Path:
     identity = {
         "target": target.fingerprint(), "drafter": canonical(drafter.config), "depth": depth, "dtype": str(target.dtype),
-        "hardware": hardware(), "device": str(target.device), "threads": torch.get_num_threads(), "torch": torch.__version__, "grid": [NODES, CONTEXTS],
+        "hardware": hardware(), "device": str(target.device), "threads": torch.get_num_threads(), "torch": torch.__version__, "grid": [NODES, CONTEXTS, _WIDE],
     }  # fmt: skip
     return cache_folder() / "profiles" / f"{target.name.replace('/', '--')}-{short_hash(identity)}.json"
 
@@ -94,7 +95,7 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -
     """Time the parts of a round behind prefixes of several lengths. The target's request is replaced."""
     contexts = [length for length in CONTEXTS if length + MOST_NODES < target.max_length] or [target.max_length // 2]
     generator = torch.Generator().manual_seed(0)
-    verify, drafts, corrections = [], [], []
+    verify, drafts, levels, corrections = [], [], [], []
     for length in contexts:
         prompt = torch.randint(target.vocab_size, (length,), generator=generator)
         start = target.prefill(prompt)
@@ -106,20 +107,24 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -
         def draft(prefix: Prefix = prefix, anchor: torch.Tensor = anchor, length: int = length) -> None:
             drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)
 
-        def build(nodes: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> int:
-            builder = BestFirst(budget=nodes, width=7, depth=depth, admit="pop")
-            return len(builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0))
+        def build(width: int, depth: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> float:
+            """A level of `width` nodes at every depth: a call of the scorer each."""
+            builder = BestFirst(budget=1 + width * depth, width=width, depth=depth, admit="pop", frontier=width)
+            return _seconds(lambda: builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0), repeats, target.device)
 
-        # What every tree costs belongs to the draft, what grows with it to the corrections.
-        few, many = (_seconds(lambda nodes=nodes: build(nodes), repeats, target.device) for nodes in _PROBES)
-        slope = max(0.0, many - few) / max(1, build(_PROBES[1]) - build(_PROBES[0]))
-        corrections.append(slope)
-        drafts.append(_seconds(draft, repeats, target.device) + max(0.0, few - slope * _PROBES[0]))
+        once, narrow, wide = build(1, 1), build(1, depth), build(_WIDE, depth)
+        correction = max(0.0, wide - narrow) / max(1, (_WIDE - 1) * (depth - 1))
+        level = max(0.0, (narrow - once) / max(1, depth - 1) - correction)
+        corrections.append(correction)
+        levels.append(level)
+        # What every tree costs belongs to the draft.
+        drafts.append(_seconds(draft, repeats, target.device) + max(0.0, once - level - correction))
         verify.append(tuple(_seconds(_verification(target, nodes), repeats, target.device) for nodes in NODES))
     return Profile(
         contexts=tuple(contexts),
         verify=tuple(verify),
         draft=statistics.mean(drafts),
+        level=statistics.mean(levels),
         correction=statistics.mean(corrections),
         hardware=hardware(),
     )

@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,7 +110,8 @@ def random_rules(choose: random.Random) -> dict[str, Any]:
     }
     if rules["admit"] == "pop" and choose.random() < 0.4:
         steps = itertools.accumulate(sorted(choose.uniform(0.01, 0.2) for _ in range(64)), initial=1.0)
-        rules["cost"] = Cost(draft=0.5, correction=choose.choice([0, 0.01, 0.1]), verify=tuple(steps))
+        rules["cost"] = Cost(draft=0.5, level=choose.choice([0, 0.03, 0.3]), correction=choose.choice([0, 0.01, 0.1]),
+                             verify=tuple(steps))  # fmt: skip
     return rules
 
 
@@ -175,8 +177,8 @@ def test_a_frontier_as_wide_as_the_tree_changes_nothing() -> None:
 
 def test_caps() -> None:
     assert histogram_caps([[8, 1, 1, 0], [99, 1, 0, 0], [0, 0, 0, 0]]).caps == (3, 1, 4)
-    log_q = torch.tensor([[-0.01, -5.0, -6.0, -7.0], [-1.0, -1.0, -1.4, -1.6], [0.0, -torch.inf, -torch.inf, -torch.inf]])
-    slots = torch.tensor([0, 1, 2])
+    log_q = np.array([[-0.01, -5.0, -6.0, -7.0], [-1.0, -1.0, -1.4, -1.6], [0.0, -np.inf, -np.inf, -np.inf]])
+    slots = np.array([0, 1, 2])
     assert GapCap(beta=2.0, g0=1.0)(slots, log_q).tolist() == [1, 4, 1]
     assert GapCap(g0=1e9)(slots[:2], log_q[:2]).tolist() == [4, 4]
     assert DepthCaps(caps=(3, 1))(slots, log_q).tolist() == [3, 1, 4]

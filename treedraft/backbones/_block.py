@@ -71,8 +71,7 @@ class DraftLayer(nn.Module):
         block_mask: Tensor,
     ) -> Tensor:
         attention, normed = self.self_attn, self.input_layernorm(x)
-        queries = attention.queries(normed, *rotary)
-        keys, values = attention.keys(normed, *rotary), attention.values(normed)
+        queries, keys, values = attention.project(normed, *rotary)
         x = x + attention.o_proj(block_attention(queries, *context, keys, values, visible, block_mask))
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -26,16 +26,17 @@ class Config:
 
 @final
 class AttentionState(State):
-    """Keys and values of every expansion, [R * capacity, k, d], and of its branch the rows [R * capacity, D]."""
+    """Key and value of every expansion, [R * capacity, 2, k, d], and of its branch the rows [R * capacity, D]."""
 
     def __init__(self, layer: Component, hidden: Tensor, borrowed: Borrowed) -> None:
         self.layer, self.hidden, self.borrowed = layer, hidden, borrowed
-        self.cosine, self.sine = borrowed.rotary(torch.arange(hidden.shape[1], device=hidden.device))
+        self.normed = rms_norm(hidden, layer.eps)
+        self.slots = torch.arange(hidden.shape[1], device=hidden.device)
+        self.cosine, self.sine = borrowed.rotary(self.slots)
 
     def reserve(self, capacity: int) -> None:
         rows, attention = len(self.hidden) * capacity, self.layer.attn
-        self.keys = self.hidden.new_zeros((rows, attention.kv_heads, attention.head_dim))
-        self.values = torch.zeros_like(self.keys)
+        self.rows = self.hidden.new_zeros((rows, 2, attention.kv_heads, attention.head_dim))
         # Slots a branch has not reached point at row 0 and are masked. The extra last row is what the root's parent
         # reads.
         self.branch = torch.zeros((rows + 1, self.hidden.shape[1]), dtype=torch.int64, device=self.hidden.device)
@@ -49,22 +50,19 @@ class AttentionState(State):
     def _revise(self, lanes: Lanes) -> Tensor:
         """Hidden states [L, H] of the lanes' slots, revised under their branches."""
         layer, attention = self.layer, self.layer.attn
-        hidden = self.hidden[lanes.request, lanes.slot]
+        place = lanes.request, lanes.slot
         rotary = self.cosine[lanes.slot], self.sine[lanes.slot]
-        x = layer.inputs(hidden, lanes.token, self.borrowed)
-        self.keys[lanes.expansion] = attention.keys(x, *rotary)
-        self.values[lanes.expansion] = attention.values(x)
-        branch = self.branch[lanes.parent]
-        branch[torch.arange(len(branch)), lanes.slot] = lanes.expansion
+        x = layer.inputs(self.normed[place], lanes.token, self.borrowed)
+        queries, keys, values = attention.project(x, *rotary)
+        queries = queries.unflatten(1, (attention.kv_heads, -1))  # [L, k, g, d]
+        self.rows[lanes.expansion] = torch.stack((keys, values), dim=1)
+        own, slot = lanes.expansion.unsqueeze(1), lanes.slot.unsqueeze(1)
+        branch = torch.where(self.slots == slot, own, self.branch[lanes.parent])
         self.branch[lanes.expansion] = branch
-        reach = int(lanes.slot.max()) + 1
-        branch = branch[:, :reach]
-        seen = torch.arange(reach, device=branch.device) <= lanes.slot[:, None]
-        queries = attention.queries(x, *rotary).unflatten(1, (attention.kv_heads, -1))  # [L, k, g, d]
-        scores = torch.einsum("lkgd,ljkd->lkgj", queries, self.keys[branch])
-        weights = scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1)
-        mixed = torch.einsum("lkgj,ljkd->lkgd", weights, self.values[branch]).flatten(1)
-        return layer.revise(hidden, attention.o_proj(mixed))
+        keys, values = self.rows[branch].permute(2, 0, 3, 1, 4)  # each [L, k, D, d]
+        scores = (queries @ keys.mT).masked_fill((self.slots > slot)[:, None, None], float("-inf"))
+        mixed = scores.softmax(-1) @ values
+        return layer.revise(self.hidden[place], attention.o_proj(mixed.flatten(1)))
 
 
 @final
@@ -83,27 +81,28 @@ class Component(Correction):
     def forward(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed, supervised: Tensor | None = None) -> Tensor:
         attention, depth = self.attn, hidden.shape[-2]
         rotary = borrowed.rotary(torch.arange(depth, device=hidden.device))
-        x = self.inputs(hidden, previous, borrowed)
-        queries = attention.queries(x, *rotary).unflatten(2, (attention.kv_heads, -1))  # [N, D, k, g, d]
-        scores = torch.einsum("nikgd,njkd->nkgij", queries, attention.keys(x, *rotary))
+        x = self.inputs(rms_norm(hidden, self.eps), previous, borrowed)
+        queries, keys, values = attention.project(x, *rotary)
+        queries = queries.unflatten(2, (attention.kv_heads, -1))  # [N, D, k, g, d]
+        scores = torch.einsum("nikgd,njkd->nkgij", queries, keys)
         later = torch.ones((depth, depth), dtype=torch.bool, device=hidden.device).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        mixed = torch.einsum("nkgij,njkd->nikgd", weights, attention.values(x)).flatten(2)
+        mixed = torch.einsum("nkgij,njkd->nikgd", weights, values).flatten(2)
         return borrowed.head(self.revise(select(hidden, supervised), attention.o_proj(select(mixed, supervised))))
 
     def start(self, hidden: Tensor, borrowed: Borrowed) -> AttentionState:
         return AttentionState(self, hidden, borrowed)
 
-    def inputs(self, hidden: Tensor, previous: Tensor, borrowed: Borrowed) -> Tensor:
-        """x [..., H] from hidden [..., H] and the tokens before [...].
+    def inputs(self, normed: Tensor, previous: Tensor, borrowed: Borrowed) -> Tensor:
+        """x [..., H] from the normalised hidden states [..., H] and the tokens before [...].
 
         Each part is normalised on its own, since their scales differ.
         """
         parts = []
         if self.config.inputs != "parent":
-            parts.append(rms_norm(hidden, self.eps))
+            parts.append(normed)
         if self.config.inputs != "hidden":
-            parts.append(rms_norm(borrowed.embed(previous).to(hidden.dtype), self.eps))
+            parts.append(rms_norm(borrowed.embed(previous).to(normed.dtype), self.eps))
         if self.config.inputs == "fused":
             return self.fusion(torch.cat(parts, dim=-1))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]

@@ -50,7 +50,7 @@ class RMSNorm(nn.RMSNorm):
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation over the last axis, without parameters."""
-    return nn.functional.rms_norm(x, (x.shape[-1],), eps=eps)
+    return torch.rms_norm(x, (x.shape[-1],), eps=eps)
 
 
 class Attention(nn.Module):
@@ -66,10 +66,15 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
-    def queries(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """[..., H] -> [..., h, d], normalised, rotated and scaled by 1 / sqrt(d)."""
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)))
-        return rotate(q, cosine, sine) * self.head_dim**-0.5
+    def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., H] -> queries [..., h, d], normalised, rotated and scaled by 1 / sqrt(d), and keys and values."""
+        heads, eps = (self.num_heads, self.kv_heads), self.q_norm.eps
+        assert eps is not None
+        both = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (sum(heads), self.head_dim))
+        norms = (self.q_norm.weight, self.k_norm.weight)
+        weight = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
+        queries, keys = rotate(rms_norm(both, eps) * weight.to(x.dtype), cosine, sine).split(heads, dim=-2)
+        return queries * self.head_dim**-0.5, keys, self.values(x)
 
     def keys(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[..., H] -> [..., k, d], normalised and rotated."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treedraft.ops.packed import pack_linears, packed_head, worth_packing
+from treedraft.ops.packed import can_pack, pack_linears, packed_head
 from treedraft.targets.cache import RowCache
 from treedraft.trees.mask import ancestor_mask
 
@@ -88,7 +88,7 @@ class Target:
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
         # On a CPU, so that verifying a few nodes costs what one token does; plain decoding runs on the same layers.
-        self.packed = worth_packing(self.model) if pack is None else pack
+        self.packed = can_pack(self.model) if pack is None else pack
         if self.packed:
             pack_linears(self.model)
         self._head: nn.Module | None = None

@@ -42,6 +42,8 @@ class Sampler:
         """
         if not bool(torch.isfinite(logits).all()):
             raise FloatingPointError(f"the target's logits at position {len(self.prompt) + len(emitted)} are not finite")
+        if not self.processors:
+            return logits.double()
         history = torch.tensor([[*self.prompt, *emitted]], device=logits.device)
         return self.processors(history, logits.double()[None])[0]  # pyright: ignore[reportArgumentType]
 

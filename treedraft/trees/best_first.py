@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from treedraft.trees.builder import TreeBuilder
@@ -28,7 +30,7 @@ class BestFirst(TreeBuilder):
                 "pop": a node enters when it is popped, so the tree is the best `budget` prefixes (DDTree)
     caps        fewer children than `width` for some nodes (see limits)
     frontier    no more than so many nodes of a depth are expanded, all of a depth in one call (PCTree, with "pop")
-    cost        stop at the first popped node that does not raise the expected throughput (CaDDTree; needs "pop")
+    cost        stop at the first popped node that does not raise the expected throughput (see limits; needs "pop")
     lookahead   nodes a request that are scored in one call; changes the speed, never the tree
 
     "Best" is the highest score, then the smallest depth, then the lexicographically first path of sibling ranks.
@@ -81,201 +83,207 @@ class BestFirst(TreeBuilder):
         pool = _Pool(anchor, self, capacity=capacity, width=width, depth=depth, budget=budget)
         if self.frontier is not None:
             for level in range(depth):
-                nodes, lanes = pool.open(pool.best_of_depth(level, self.frontier))
-                pool.add(nodes, lanes, *scorer.children(lanes, width))
+                pool.expand(pool.best_of_depth(level, self.frontier), scorer)
             pool.close()
         while True:
             roomy = capacity == inner or pool.num_blocks - 1 + lookahead <= capacity - most
             frontier = pool.frontier(lookahead if roomy else 1)
-            if frontier.num_lanes == 0:
+            if not frontier.wanted.any():
                 return pool.harvest(frontier)
-            nodes, lanes = pool.open(frontier)
-            pool.add(nodes, lanes, *scorer.children(lanes, width))
+            pool.expand(frontier, scorer)
 
 
 class _Frontier(NamedTuple):
     """The known nodes [R, P] in the order in which a heap would pop them, as far as is known yet."""
 
-    order: Tensor  # node ids, best first
-    reached: Tensor  # bool: the search has not ended before this node is popped; a prefix of the order
-    wanted: Tensor  # bool: to be scored now
-    turn: Tensor  # 1 for the first wanted node of a request, 2 for the second ...
-    num_wanted: Tensor  # [R]
-    num_lanes: int
-    num_blocks: int  # of the request with the most, once the wanted nodes are expanded
+    nodes: ndarray  # places in the flattened pool, best first
+    reached: ndarray  # bool: the search has not ended before this node is popped; a prefix of the order
+    wanted: ndarray  # bool: to be scored now
+    turn: ndarray  # 1 for the first wanted node of a request, 2 for the second ...
 
 
 class _Pool:
     """All known nodes of R requests, in blocks of `width` siblings: block 0 for the root, then one an expansion.
 
-    So node p is child p % width of block p // width, and links need no storing. What is not a node has score -inf.
+    So node p is child p % width of block p // width, and links need no storing. Bookkeeping of a few hundred numbers is
+    for the host, on every device: a call of the scorer takes lanes there and brings children back, and that is all.
     """
 
     def __init__(self, anchor: Tensor, rules: BestFirst, *, capacity: int, width: int, depth: int, budget: int):
-        device = anchor.device
-        self.rules, self.pops, self.budget = rules, rules.admit == "pop", budget
-        self.num_requests, self.capacity, self.width, self.depth = len(anchor), capacity, width, depth
-        self.num_blocks = 1  # of the request with the most
-        self.num_expanded = torch.zeros(len(anchor), dtype=torch.int64, device=device)
-        blocks, nodes = (len(anchor), capacity + 1), (len(anchor), (capacity + 1) * width)
-        self.block_depth = torch.zeros(blocks, dtype=torch.int64, device=device)
-        self.block_parent = torch.zeros(blocks, dtype=torch.int64, device=device)  # node whose children the block holds
-        self.tokens = torch.full(nodes, -1, device=device)
-        self.scores = torch.full(nodes, -torch.inf, dtype=torch.float64, device=device)
-        self.keys = self.scores.clone()  # the score of what a heap would pop to some end: not of leaves of "fanout"
-        self.fanout = torch.full(nodes, width, device=device)  # number of children, the most possible until scored
-        self.block_below = torch.zeros(nodes, dtype=torch.int64, device=device)  # block of the children, 0 until scored
-        self.leaf = torch.zeros(nodes, dtype=torch.bool, device=device)  # is never expanded
-        self.tokens[:, 0] = anchor
-        self.scores[:, 0] = 0
-        self.keys[:, 0] = 0 if depth or self.pops else -torch.inf
-        self.leaf[:, 0] = depth == 0
-        self.ranks = torch.arange(width, device=device)
+        self.rules, self.pops, self.budget, self.device = rules, rules.admit == "pop", budget, anchor.device
+        self.capacity, self.width, self.depth = capacity, width, depth
+        self.forwards = rules.cost.forwards((capacity + 1) * width) if rules.cost is not None else None
+        self.num_requests, self.num_blocks = len(anchor), 1  # blocks of the request with the most
+        self.num_expanded = np.zeros(len(anchor), dtype=np.int64)
+        shape = (len(anchor), capacity + 1)
+        self.block_depth = np.zeros(shape, dtype=np.int64)
+        self.block_parent = np.zeros(shape, dtype=np.int64)  # place of the node whose children the block holds
+        shape = (*shape, width)
+        self.tokens = np.full(shape, -1)
+        self.surprisal = np.full(shape, np.inf)  # minus the score; of what is not a node infinite
+        self.keys = np.full(shape, np.inf)  # the same of what a heap would pop to some end: not of leaves of "fanout"
+        self.fanout = np.full(shape, width)  # number of children, the most possible until scored
+        self.block_below = np.zeros(shape, dtype=np.int64)  # block of the children, 0 until scored
+        self.leaf = np.zeros(shape, dtype=bool)  # is never expanded
+        self.first = np.arange(len(anchor))[:, None] * ((capacity + 1) * width)  # place of a request's root
+        self.tokens[:, 0, 0] = anchor.numpy(force=True)
+        self.surprisal[:, 0, 0] = 0
+        self.keys[:, 0, 0] = 0 if depth or self.pops else np.inf
+        self.leaf[:, 0, 0] = depth == 0
 
     def frontier(self, lookahead: int) -> _Frontier:
         """Pop order of the known nodes, those that the search reaches, and the best `lookahead` of these to be scored."""
-        size = self.num_blocks * self.width
         # As many as are reached, and the first that is not. With caps nobody knows before how many that are.
         enough = self.budget + 1 if self.pops or self.rules.caps else -(-(self.budget - 1) // self.width) + 1
-        keys = self.keys[:, :size]
-        frontier, unsure = self._mark(*keys.topk(min(size, enough), dim=1), lookahead)
+        keys = self._known(self.keys)
+        frontier, unsure = self._mark(_smallest(keys, enough), lookahead)
         if unsure:
-            frontier, _ = self._mark(*self._sort_exactly(keys), lookahead)
+            frontier, _ = self._mark(self._sort_exactly(keys), lookahead)
         return frontier
 
-    def _mark(self, best: Tensor, order: Tensor, lookahead: int) -> tuple[_Frontier, bool]:
+    def _mark(self, order: ndarray, lookahead: int) -> tuple[_Frontier, bool]:
         """The frontier under an order, and whether ties or nodes that were left out make the order unsure."""
-        scored = self.block_below.gather(1, order) > 0
-        place = torch.arange(order.shape[1], device=order.device)
+        nodes = order + self.first
         if self.pops:
-            reached = (place < self.budget) & (best > -torch.inf)
-            if self.rules.cost is not None:
-                reached &= self._pays(best, order, self.rules.cost)
+            keys, leaf = self.keys.take(nodes), self.leaf.take(nodes)
+            place = np.arange(order.shape[1])
+            reached = (place < self.budget) & (keys < np.inf)
+            if self.forwards is not None:
+                nodes, keys, leaf, pays = self._pays(nodes, keys, leaf)
+                reached &= pays
             # Children come after their parent, so those of the last node that fits are not needed.
-            unscored = reached & ~scored & ~self.leaf.gather(1, order) & (place < self.budget - 1)
+            wanted = reached & (self.block_below.take(nodes) == 0) & ~leaf & (place < self.budget - 1)
         else:
-            fanout = self.fanout.gather(1, order)
-            reached = (fanout.cumsum(1) - fanout < self.budget - 1) & (best > -torch.inf)
-            unscored = reached & ~scored
-        turn = unscored.cumsum(1)
-        wanted = unscored & (turn <= lookahead)
-        num_wanted = wanted.sum(1)
+            keys, fanout = self.keys.take(nodes), self.fanout.take(nodes)
+            reached = (fanout.cumsum(1) - fanout < self.budget - 1) & (keys < np.inf)
+            wanted = reached & (self.block_below.take(nodes) == 0)
+        turn = wanted.cumsum(1)
+        wanted &= turn <= lookahead
         # A tie matters up to the first node that is not reached.
-        unsure = ((best[:, 1:] == best[:, :-1]) & reached[:, :-1]).any()
+        unsure = bool(((keys[:, 1:] == keys[:, :-1]) & reached[:, :-1]).any())
         if order.shape[1] < self.num_blocks * self.width:
-            unsure |= reached[:, -1].any()
-        # The one wait for the device in a round.
-        counts = torch.stack((num_wanted.sum(), (self.num_expanded + num_wanted).max(), unsure)).tolist()
-        return _Frontier(order, reached, wanted, turn, num_wanted, counts[0], counts[1] + 1), bool(counts[2])
+            unsure |= bool((reached.sum(1) == (keys < np.inf).sum(1)).any())
+        return _Frontier(nodes, reached, wanted, turn), unsure
 
-    def _pays(self, best: Tensor, order: Tensor, cost: Cost) -> Tensor:
-        """bool [R, P]: every node up to this one raised the expected tokens a second."""
-        inner = self.block_depth.gather(1, order // self.width) < self.depth
-        rate = cost.rate(best.exp().cumsum(1), inner.cumsum(1))
-        rises = torch.ones_like(inner)
+    def _pays(self, nodes: ndarray, keys: ndarray, leaf: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """Nodes [R, P] without those below the last level that pays, their keys, which are leaves, and which pay, like
+        every node before them."""
+        depth = self.block_depth.take(nodes // self.width)
+        levels, rises = self._rises(keys, depth, leaf)
+        first = rises.argmin(1)  # that does not pay, or 0
+        request = np.arange(len(nodes))
+        opens = (first > 0) & (levels[request, first] > levels[request, first - 1])
+        if opens.any():
+            floor = np.where(opens, depth[request, first], self.depth)[:, None]
+            keys = np.where(depth > floor, np.inf, keys)
+            order = (keys == np.inf).argsort(axis=1, kind="stable") + request[:, None] * nodes.shape[1]
+            nodes, keys, depth = nodes.take(order), keys.take(order), depth.take(order)
+            leaf = leaf.take(order) | (depth >= floor)
+            _, rises = self._rises(keys, depth, leaf)
+        return nodes, keys, leaf, np.logical_and.accumulate(rises, axis=1)
+
+    def _rises(self, keys: ndarray, depth: ndarray, leaf: ndarray) -> tuple[ndarray, ndarray]:
+        """Of every first so many nodes [R, P]: levels, and whether the last raised the expected tokens a second."""
+        assert self.rules.cost is not None and self.forwards is not None
+        levels = np.maximum.accumulate(np.where(leaf, 0, depth + 1), axis=1)
+        gain = np.exp(-keys).cumsum(1)
+        rate = self.rules.cost.rate(gain, (~leaf).cumsum(1), levels, self.forwards[: keys.shape[1]])
+        rises = np.ones_like(leaf)
         rises[:, 1:] = rate[:, 1:] > rate[:, :-1]
-        return rises.long().cumprod(1).bool()
+        return levels, rises
 
     def best_of_depth(self, level: int, count: int) -> _Frontier:
         """The `count` best known nodes at a depth, all to be scored."""
-        size = self.num_blocks * self.width
-        at_level = self.block_depth[:, : self.num_blocks].repeat_interleave(self.width, 1) == level
-        keys = self.scores[:, :size].masked_fill(~at_level, -torch.inf)
-        best, order = keys.topk(min(size, count + 1), dim=1)
-        if bool(((best[:, 1:] == best[:, :-1]) & (best[:, 1:] > -torch.inf)).any()):
-            best, order = self._sort_exactly(keys)
-        best, order = best[:, :count], order[:, :count]
-        wanted = best > -torch.inf
-        num_wanted = wanted.sum(1)
-        blocks = int((self.num_expanded + num_wanted).max()) + 1
-        return _Frontier(order, wanted, wanted, wanted.cumsum(1), num_wanted, int(num_wanted.sum()), blocks)
+        keys = np.where((self.block_depth == level)[:, :, None], self.surprisal, np.inf)
+        known = self._known(keys)
+        order = _smallest(known, count + 1)
+        best = keys.take(order + self.first)
+        if ((best[:, 1:] == best[:, :-1]) & (best[:, 1:] < np.inf)).any():
+            order = self._sort_exactly(known)
+        nodes = order[:, :count] + self.first
+        wanted = keys.take(nodes) < np.inf
+        return _Frontier(nodes, wanted, wanted, wanted.cumsum(1))
 
     def close(self) -> None:
         """What has not been expanded by now never is."""
         self.leaf |= self.block_below == 0
         if not self.pops:
-            self.keys.masked_fill_(self.leaf, -torch.inf)
+            self.keys[self.leaf] = np.inf
 
-    def open(self, frontier: _Frontier) -> tuple[Tensor, Lanes]:
-        """Give the wanted nodes a block each: their ids in the flattened pool [L], and the lanes for the scorer."""
-        place = frontier.wanted.flatten().nonzero().squeeze(1)
-        request = place // frontier.wanted.shape[1]
-        node = frontier.order.flatten()[place]
-        block = self.num_expanded[request] + frontier.turn.flatten()[place]
-        self.num_expanded += frontier.num_wanted
-        self.num_blocks = frontier.num_blocks
-        nodes = request * self.tokens.shape[1] + node
-        self.block_below.view(-1)[nodes] = block
-        first_block = request * (self.capacity + 1)
-        self.block_parent.view(-1)[first_block + block] = node
-        own_block = node // self.width
-        before_first_row = request * self.capacity - 1  # the root's block is no expansion
-        lanes = Lanes(
-            request=request,
-            slot=self.block_depth.view(-1)[first_block + own_block],
-            token=self.tokens.view(-1)[nodes],
-            expansion=before_first_row + block,
-            parent=torch.where(own_block > 0, before_first_row + own_block, -1),
+    def expand(self, frontier: _Frontier, scorer: Scorer) -> None:
+        """Give the wanted nodes a block each, and have the scorer fill it with their children."""
+        place = frontier.wanted.ravel().nonzero()[0]
+        request, nodes = place // frontier.wanted.shape[1], frontier.nodes.ravel()[place]
+        below = self.num_expanded[request] + frontier.turn.ravel()[place]
+        own, first = nodes // self.width, request * (self.capacity + 1)
+        depth, root = self.block_depth.take(own), own == first
+        # A request has one block more than expansions: the root's.
+        expansion, parent = first + below - request - 1, np.where(root, -1, own - request - 1)
+        lanes = torch.from_numpy(np.stack((request, depth, self.tokens.take(nodes), expansion, parent))).to(self.device)
+        tokens, log_q = scorer.children(
+            Lanes(request=lanes[0], slot=lanes[1], token=lanes[2], expansion=lanes[3], parent=lanes[4]), self.width
         )
-        return nodes, lanes
-
-    def add(self, nodes: Tensor, lanes: Lanes, tokens: Tensor, log_q: Tensor) -> None:
-        """Enter the children [L, width] of the opened nodes."""
+        tokens, log_q = tokens.numpy(force=True), log_q.numpy(force=True).astype(np.float64)
         if self.rules.caps is not None:
-            log_q = log_q.masked_fill(self.ranks >= self.rules.caps(lanes.slot, log_q)[:, None], -torch.inf)
-        scores = self.scores.view(-1)[nodes].unsqueeze(1) + log_q
-        depth = lanes.slot + 1
-        blocks = lanes.expansion + lanes.request + 1  # a request has one block more than expansions
-        self.scores.view(-1, self.width)[blocks] = scores
-        leaf = (depth == self.depth).unsqueeze(1)
-        self.leaf.view(-1, self.width)[blocks] = leaf
-        self.keys.view(-1, self.width)[blocks] = scores if self.pops else scores.masked_fill(leaf, -torch.inf)
-        self.tokens.view(-1, self.width)[blocks] = tokens
-        self.block_depth.view(-1)[blocks] = depth
-        self.fanout.view(-1)[nodes] = (scores > -torch.inf).sum(1)
+            log_q[np.arange(self.width) >= self.rules.caps(depth, log_q)[:, None]] = -np.inf
+
+        self.block_below.put(nodes, below)
+        self.num_expanded += frontier.wanted.sum(1)
+        self.num_blocks = int(self.num_expanded.max()) + 1
+        blocks = first + below
+        surprisal = self.surprisal.take(nodes)[:, None] - log_q
+        self.fanout.put(nodes, (surprisal < np.inf).sum(1))
+        leaf = (depth + 1 == self.depth)[:, None]
+        self.block_parent.put(blocks, nodes)
+        self.block_depth.put(blocks, depth + 1)
+        self._blocks(self.leaf)[blocks] = leaf
+        self._blocks(self.tokens)[blocks] = tokens
+        self._blocks(self.surprisal)[blocks] = surprisal
+        self._blocks(self.keys)[blocks] = surprisal if self.pops else np.where(leaf, np.inf, surprisal)
 
     def harvest(self, frontier: _Frontier) -> TreeBatch:
         """The tree: what was popped, or the blocks of what was popped without what is not a node, cut at the budget."""
         num_popped = int(frontier.reached.sum(1).max())
-        popped, is_popped = frontier.order[:, :num_popped], frontier.reached[:, :num_popped]
+        popped, is_popped = frontier.nodes[:, :num_popped], frontier.reached[:, :num_popped]
         if self.pops:
-            ids, real = popped[:, 1:], is_popped[:, 1:]
+            nodes, real = popped[:, 1:], is_popped[:, 1:]
         else:
-            block = self.block_below.gather(1, popped)
-            ids = (block.unsqueeze(2) * self.width + self.ranks).flatten(1)
-            real = (self.scores.gather(1, ids) > -torch.inf) & is_popped.repeat_interleave(self.width, 1)
+            block = self.block_below.take(popped) + self.first // self.width
+            nodes = (block[:, :, None] * self.width + np.arange(self.width)).reshape(self.num_requests, -1)
+            real = (self.surprisal.take(nodes) < np.inf) & is_popped.repeat(self.width, axis=1)
         place = real.cumsum(1)
         real &= place < self.budget
         num_nodes = real.sum(1) + 1
-        # The last column takes what is not in the tree.
-        place = torch.where(real, place, self.budget)
-        place_of = torch.zeros((self.num_requests, self.tokens.shape[1] + 1), dtype=torch.int64, device=ids.device)
-        place_of.scatter_(1, torch.where(real, ids, self.tokens.shape[1]), place)
-        own_block = ids // self.width
+        request, rank = real.nonzero()
+        nodes, place = nodes[request, rank], place[request, rank]
+        place_of = np.zeros(self.tokens.size, dtype=np.int64)
+        place_of[nodes] = place
+        parent = self.block_parent.take(nodes // self.width)
         fields = {
-            "tokens": self.tokens.gather(1, ids),
-            "parents": place_of.gather(1, self.block_parent.gather(1, own_block)),
-            "depths": self.block_depth.gather(1, own_block),
-            "scores": self.scores.gather(1, ids),
+            "tokens": (self.tokens[:, 0, 0], self.tokens.take(nodes)),
+            "parents": (-1, place_of[parent]),
+            "depths": (0, self.block_depth.take(nodes // self.width)),
+            "scores": (0.0, -self.surprisal.take(nodes)),
         }
-        root = {"tokens": self.tokens[:, 0], "parents": -1, "depths": 0, "scores": 0.0}
-        longest = int(num_nodes.max())
-        for name, values in fields.items():
-            nodes = values.new_full((self.num_requests, self.budget + 1), PADDING[name]).scatter_(1, place, values)
-            nodes[:, 0] = root[name]
-            fields[name] = nodes[:, :longest]
-        return TreeBatch(**fields, num_nodes=num_nodes)
+        found = {}
+        for name, (root, values) in fields.items():
+            rows = np.full((self.num_requests, int(num_nodes.max())), PADDING[name])
+            rows[:, 0], rows[request, place] = root, values
+            found[name] = torch.from_numpy(rows).to(self.device)
+        return TreeBatch(**found, num_nodes=torch.from_numpy(num_nodes).to(self.device))
 
-    def _sort_exactly(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [R, P] and node ids sorted by key, depth and path: stable sorts, the weakest first."""
-        *strong, weakest = self._path_codes(keys.shape[1]).unbind(0)
-        order = weakest.argsort(dim=1, stable=True)
-        for word in reversed(strong):
-            order = order.gather(1, word.gather(1, order).argsort(dim=1, stable=True))
-        best, rank = keys.gather(1, order).sort(dim=1, descending=True, stable=True)
-        return best, order.gather(1, rank)
+    def _known(self, values: ndarray) -> ndarray:
+        """Those of the blocks that some request has opened, [R, P]."""
+        return values[:, : self.num_blocks].reshape(self.num_requests, -1)
 
-    def _path_codes(self, size: int) -> Tensor:
+    def _blocks(self, values: ndarray) -> ndarray:
+        return values.reshape(-1, self.width)
+
+    def _sort_exactly(self, keys: ndarray) -> ndarray:
+        """Nodes [R, P] of every request sorted by key [R, P], depth and path."""
+        return np.lexsort((*self._path_codes()[::-1], keys), axis=1)
+
+    def _path_codes(self) -> ndarray:
         """[K, R, P]: depth and sibling ranks from the root as K integers, which sort like (depth, path)."""
         rank_bits, depth_bits = max(1, (self.width - 1).bit_length()), max(1, self.depth.bit_length())
         # The digit of depth d lies `rank_bits` below that of d - 1, in the next word where this one is full.
@@ -285,20 +293,29 @@ class _Pool:
                 word, free = word + 1, 62
             free -= rank_bits
             places.append((word, free))
-        word_of, shift_of = torch.tensor(places, device=self.tokens.device).unbind(1)
-        words = torch.arange(word + 1, device=self.tokens.device)[:, None, None]
+        word_of, shift_of = np.array(places).T
+        words = np.arange(word + 1)[:, None, None]
 
         depth = self.block_depth[:, : self.num_blocks]
-        parent = self.block_parent[:, : self.num_blocks]
-        above = (depth - 1).clamp(min=0)
-        codes = torch.where(word_of[above] == words, (parent % self.width) << shift_of[above], 0)
-        jump = (parent // self.width).expand_as(codes)
+        parent = self.block_parent[:, : self.num_blocks] - self.first  # of block 0 meaningless, and not looked at
+        above = (depth - 1).clip(min=0)
+        codes = np.where((word_of[above] == words) & (depth > 0), (parent % self.width) << shift_of[above], 0)
+        request, jump = np.arange(self.num_requests)[:, None], np.where(depth > 0, parent // self.width, 0)
         for _ in range(self.depth.bit_length()):  # block 0 is its own parent and has code 0
-            codes = codes + codes.gather(2, jump)
-            jump = jump.gather(2, jump)
+            codes = codes + codes[:, request, jump]
+            jump = jump[request, jump]
         codes[0] += depth << (62 - depth_bits)
-        own = torch.where((word_of[depth] == words).unsqueeze(3), self.ranks << shift_of[depth].unsqueeze(2), 0)
-        return (codes.unsqueeze(3) + own).flatten(2)[:, :, :size]
+        own = np.where((word_of[depth] == words)[..., None], np.arange(self.width) << shift_of[depth][..., None], 0)
+        return (codes[..., None] + own).reshape(word + 1, self.num_requests, -1)
+
+
+def _smallest(keys: ndarray, count: int) -> ndarray:
+    """Columns [R, min(P, count)] of the smallest keys [R, P], in order."""
+    if keys.shape[1] <= 2 * count:
+        return keys.argsort(axis=1)[:, :count]
+    part = keys.argpartition(count, axis=1)[:, :count]
+    rows = np.arange(len(keys))[:, None]
+    return part[rows, keys[rows, part].argsort(axis=1)]
 
 
 Builder = BestFirst

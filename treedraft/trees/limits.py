@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 
 class Caps(Protocol):
     """How many children a node may have, of the `width` that it would have without a cap; at least one."""
 
-    def __call__(self, slot: Tensor, log_q: Tensor) -> Tensor:
+    def __call__(self, slot: ndarray, log_q: ndarray) -> ndarray:
         """Depths [L] of the nodes and log q [L, W] of their best children, best first -> caps [L]."""
         ...
 
@@ -28,9 +28,8 @@ class DepthCaps:
         if any(cap < 1 for cap in self.caps):
             raise ValueError(f"fan-out caps {self.caps} of a draft tree must be at least 1")
 
-    def __call__(self, slot: Tensor, log_q: Tensor) -> Tensor:
-        table = torch.tensor([*self.caps, log_q.shape[1]], device=slot.device)
-        return table[slot.clamp(max=len(self.caps))]
+    def __call__(self, slot: ndarray, log_q: ndarray) -> ndarray:
+        return np.array([*self.caps, log_q.shape[1]])[slot.clip(max=len(self.caps))]
 
 
 def histogram_caps(counts: Sequence[Sequence[float]], *, least: float = 0.02) -> DepthCaps:
@@ -57,13 +56,14 @@ class GapCap:
     beta: float = 1.0
     g0: float = 1.0
 
-    def __call__(self, slot: Tensor, log_q: Tensor) -> Tensor:
+    def __call__(self, slot: ndarray, log_q: ndarray) -> ndarray:
         width = log_q.shape[1]
         if width < 2:
-            return torch.ones_like(slot)
-        gap = torch.nan_to_num(log_q[:, 0] - log_q[:, 1], nan=0.0).double()
-        share = torch.sigmoid(-self.beta * (gap - self.g0))
-        return (width * share).round().long().clamp(min=1)
+            return np.ones_like(slot)
+        best, second = log_q[:, :2].T
+        gap = np.subtract(best, second, out=np.full(len(best), np.inf), where=second > -np.inf)
+        share = np.exp(-np.logaddexp(0, self.beta * (gap - self.g0)))  # the sigmoid
+        return (width * share).round().astype(np.int64).clip(min=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +71,31 @@ class Cost:
     """Seconds of a round, for stopping where more nodes lower the expected throughput (CaDDTree).
 
     draft       what a round costs however large its tree is
+    level       a depth at which nodes are expanded: its nodes share a call of the scorer
     correction  a node that is expanded
     verify      verify[n - 1]: one target forward over n nodes; the last entry's slope goes on beyond
+
+    A node is admitted if the expected tokens a second rise with it. The first node of a depth has to pay for the level
+    that it opens as well; where it does not, the tree ends at that depth, and nodes there are leaves.
     """
 
     draft: float
+    level: float = 0.0
     correction: float
     verify: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.verify or min(self.draft, self.correction, *self.verify) < 0 or self.draft + self.verify[0] <= 0:
-            given = f"draft {self.draft}, correction {self.correction}, verify {self.verify[:3]}"
+        parts = (self.draft, self.level, self.correction, *self.verify)
+        if not self.verify or min(parts) < 0 or self.draft + self.verify[0] <= 0:
+            given = f"draft {self.draft}, level {self.level}, correction {self.correction}, verify {self.verify[:3]}"
             raise ValueError(f"a cost model needs times of at least 0, and more for a round of one node, not {given}")
 
-    def rate(self, gain: Tensor, num_expanded: Tensor) -> Tensor:
-        """Expected tokens a second after every admission: gain and num_expanded [..., N] of the first 1 .. N nodes."""
-        num_nodes = gain.shape[-1]
-        curve = torch.tensor(self.verify[:num_nodes], dtype=torch.float64, device=gain.device)
-        if num_nodes > len(curve):
-            slope = curve[-1] - curve[-2] if len(curve) > 1 else curve[-1]
-            beyond = torch.arange(1, num_nodes - len(curve) + 1, device=gain.device)
-            curve = torch.cat([curve, curve[-1] + slope * beyond])
-        return gain / (self.draft + self.correction * num_expanded + curve)
+    def forwards(self, most: int) -> ndarray:
+        """Seconds of drafting for, and verifying, 1 .. most nodes."""
+        curve = np.array(self.verify[:most])
+        slope = np.diff(curve[-2:]) if len(curve) > 1 else curve
+        return self.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
+
+    def rate(self, gain: ndarray, num_expanded: ndarray, num_levels: ndarray, forwards: ndarray) -> ndarray:
+        """Expected tokens a second: of trees with so much probability in all, expanded nodes and levels of these."""
+        return gain / (forwards + self.correction * num_expanded + self.level * num_levels)

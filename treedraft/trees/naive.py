@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,14 +34,14 @@ def heap_build(
     they enter the tree then, with "pop" (DDTree) a node enters when it is popped itself, until there are `budget` nodes,
     root included unless `count_root` is False. "Best" is the highest score, then the smallest depth, then the first path
     of sibling ranks. `caps` limits the children of a node, `frontier` the expansions of a depth, and `cost` ends the
-    search at the first node that does not raise the expected throughput.
+    search at the first node that does not raise the expected throughput, and the tree at a depth that does not pay.
     """
     width, budget = min(width, scorer.width_limit), budget + (not count_root)
     scorer.start(budget)
     nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
     expansion_of: dict[int, int] = {}
     num_expanded = [0] * (depth + 1)
-    gain, rate, num_inner = 0.0, -1.0, 0
+    gain, rate, num_inner, num_levels = 0.0, -1.0, 0, 0
     root = (anchor, -1, 0, 0.0)
     if admit == "fanout":
         nodes.append(root)
@@ -48,12 +49,16 @@ def heap_build(
     while heap and len(nodes) < budget:
         _, node_depth, path, (token, parent, _, score), node = heapq.heappop(heap)
         if admit == "pop":
-            gain, num_inner = gain + math.exp(score), num_inner + (node_depth < depth)
+            gain, inner = gain + math.exp(score), node_depth < depth and num_expanded[node_depth] != frontier
             if cost is not None:
-                new_rate = _rate(cost, gain, num_inner, len(nodes) + 1)
+                opens = inner and node_depth == num_levels
+                new_rate = _rate(cost, gain, num_inner + inner, num_levels + opens, len(nodes) + 1)
+                if opens and new_rate <= rate:  # the tree ends at this depth
+                    depth, inner, opens = node_depth, False, False
+                    new_rate = _rate(cost, gain, num_inner, num_levels, len(nodes) + 1)
                 if new_rate <= rate:
                     break
-                rate = new_rate
+                rate, num_inner, num_levels = new_rate, num_inner + inner, num_levels + opens
             node = len(nodes)
             nodes.append((token, parent, node_depth, score))
         if node_depth == depth or num_expanded[node_depth] == frontier or (admit == "pop" and len(nodes) == budget):
@@ -62,7 +67,7 @@ def heap_build(
         expansion_of[node] = request * budget + len(expansion_of)
         lane = _lane(request, node_depth, token, expansion_of[node], expansion_of[parent] if node else -1)
         tokens, log_q = scorer.children(lane, width)
-        cap = int(caps(lane.slot, log_q)) if caps is not None else width
+        cap = int(caps(lane.slot.numpy(), log_q.double().numpy())[0]) if caps is not None else width
         for rank, (child, child_log_q) in enumerate(zip(tokens[0].tolist(), log_q[0].tolist(), strict=True)):
             if rank == cap or child_log_q == -torch.inf or (admit == "fanout" and len(nodes) == budget):
                 break
@@ -80,9 +85,9 @@ def heap_build(
     )
 
 
-def _rate(cost: Cost, gain: float, num_expanded: int, num_nodes: int) -> float:
-    each = torch.full((num_nodes,), gain, dtype=torch.float64)
-    return float(cost.rate(each, torch.full((num_nodes,), num_expanded))[-1])
+def _rate(cost: Cost, gain: float, num_expanded: int, num_levels: int, num_nodes: int) -> float:
+    counts = np.array([num_expanded]), np.array([num_levels])
+    return float(cost.rate(np.array([gain]), *counts, cost.forwards(num_nodes)[-1:])[0])
 
 
 def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int]:
