@@ -99,7 +99,8 @@ class ReplayArguments:
     drafter: str | None = None
     prompts: str | None = None
     """A set of prompts (default: the target's own)."""
-    count: int = 24
+    count: int = 120
+    """Prompts, by default as many as the grids evaluate."""
     max_new_tokens: int = 192
     budget: int = 255
     depth: int = 15
