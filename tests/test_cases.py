@@ -6,6 +6,8 @@ Rows that other files cover are not repeated. Letters: A greedy output, B sampli
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -60,6 +62,31 @@ def test_a1_the_audit_names_place_tokens_and_gap(endless: Target) -> None:
     assert difference["place"] == 3 and difference["tokens"] == [other.ids[3], plain.ids[3]] and not difference["near_tie"]
     assert difference["gap"] == pytest.approx(float((logits[other.ids[3]] - logits[plain.ids[3]]).abs()))
     assert audit(endless, [5, 9], Generation(ids=plain.ids[:4]), plain) == {"place": 4, "near_tie": False}
+
+
+_IDENTITY = """
+import hashlib, torch
+from tests.tiny_drafters import make_drafter, random_prompts
+from treedraft.config import DecodeConfig
+from treedraft.speculate import generate, generate_plain
+from treedraft.targets import tiny
+torch.set_num_threads(1)
+target, plain, drafted = tiny.load(dtype=torch.float64), hashlib.sha256(), hashlib.sha256()
+for seed, prompt in enumerate(random_prompts(target, 200, longest=12, seed=6)):
+    drafter = make_drafter(target, correction="attention", seed=seed)
+    config = DecodeConfig(mode="tree", depth=5, width=3, budget=24)
+    plain.update(repr(generate_plain(target, prompt, max_new_tokens=12).ids).encode())
+    drafted.update(repr(generate(target, drafter, prompt, config=config, max_new_tokens=12).ids).encode())
+print(plain.hexdigest(), drafted.hexdigest())
+"""
+
+
+def test_a6_a12_fresh_processes_agree_on_200_drafters() -> None:
+    """Plain decoding with itself first, then drafting with plain decoding."""
+    runs = [subprocess.run([sys.executable, "-c", _IDENTITY], capture_output=True, text=True, check=True) for _ in range(2)]
+    (plain, drafted), again = (run.stdout.split() for run in runs)
+    assert again[0] == plain
+    assert drafted == again[1] == plain
 
 
 def test_a9_only_the_argmax_is_followed_whatever_the_order_of_siblings() -> None:
@@ -193,6 +220,16 @@ def test_restricted_scoring_is_lossless_and_counts_its_recall(endless: Target, c
     assert all(len(item.among_candidates or ()) == min(len(item.path), 5) for item in found.rounds)
     assert all(all((item.among_candidates or [])[: len(item.path) - 1]) for item in found.rounds)  # what is accepted was one
     assert 0 <= report(found, plain)["candidate_recall"] < 1
+
+
+def test_d55_a_request_that_shares_its_prompt_with_the_last_is_a_cold_run(endless: Target) -> None:
+    drafter, prompt = make_drafter(endless, correction="attention"), list(range(3, 33))
+    generate(endless, drafter, [*prompt, 40, 41], config=TREE, max_new_tokens=16)
+    warm = generate(endless, drafter, [*prompt, 50, 51], config=TREE, max_new_tokens=16)
+    fresh = tiny_module.load(dtype=torch.float64)
+    fresh.eos_token_ids = ()
+    cold = generate(fresh, make_drafter(fresh, correction="attention"), [*prompt, 50, 51], config=TREE, max_new_tokens=16)
+    assert warm.ids == cold.ids and [item.path for item in warm.rounds] == [item.path for item in cold.rounds]
 
 
 # -- E: stops, limits, text -----------------------------------------------------------------------------------------------------------

@@ -343,8 +343,11 @@ def test_a_benchmark_is_a_table(tmp_path: Path) -> None:
     numbers = {"benchmark": "tree", "budget": 1255, "ratio": 3.14159, "tree": {"tau_gap": [0.5, 0.25, 0.75]}}
     (tmp_path / "bench-tree.json").write_text(json.dumps({**numbers, "hardware": "a processor", "commit": "0123456"}))
     report.fill_markers(readme, tmp_path)
-    for row in ("| budget | 1,255 |", "| ratio | 3.14 |", "| tree tau gap | +0.50 [+0.25, +0.75] |", "commit 0123456"):
+    for row in ("| | tree |", "| tau gap | +0.50 [+0.25, +0.75] |", "*budget 1,255; ratio 3.14; `python", "commit 0123456"):
         assert row in readme.read_text()
+    (tmp_path / "bench-tree.json").write_text(json.dumps({"benchmark": "tree", "share": 0.5, "hardware": "", "commit": ""}))
+    report.fill_markers(readme, tmp_path)
+    assert "| share | 0.5 |" in readme.read_text()
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -371,6 +371,34 @@ def test_the_limit_of_the_cache(tiny: Target, tmp_path: Path) -> None:
         FeatureCache(tmp_path, tiny, sequences, limit_gb=1e-9)
 
 
+def test_features_of_a_sequence_do_not_depend_on_its_neighbours(tiny64: Target, tmp_path: Path) -> None:
+    """Case 59: five sequences in one batch, in two orders; each is what a forward over it alone taps."""
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 60, size=length) for length in (5, 40, 17, 40, 2)]
+    for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
+        sequences = Sequences(ids=[ids[i] for i in order], prompt_lengths=np.ones(5, dtype=int), digest=repr(order))
+        cache = FeatureCache(tmp_path, tiny64, sequences, limit_gb=1)
+        cache.fill()
+        for place, i in enumerate(order):
+            trace = tiny64.trace(torch.from_numpy(ids[i])[None])
+            assert_close(cache.rows(place).double(), torch.cat([trace.taps, trace.last], dim=-1)[0].half().double(), rtol=2e-3, atol=1e-4)
+
+
+def test_short_and_long_sequences_train_together(tiny: Target, tmp_path: Path) -> None:
+    """Case 39: rows of padding have nothing to see and no part in the loss; it and every gradient stay finite."""
+    rng = np.random.default_rng(1)
+    ids = [rng.integers(0, 60, size=length) for length in (5, 60, 5, 60)]
+    sequences = Sequences(ids=ids, prompt_lengths=np.array([1, 1, 3, 55]), digest="short and long")
+    cache = FeatureCache(tmp_path, tiny, sequences, limit_gb=1)
+    cache.fill()
+    drafter = make_drafter(tiny, correction=ATTENTION).requires_grad_(True)
+    config = config_with(anchors=16)
+    loss = TrainStep(drafter, tiny, config)(batch_for_step(cache, usable_sequences(cache), config, drafter.depth, 0)).loss
+    loss.backward()
+    gradients = [weight.grad for weight in drafter.parameters()]
+    assert bool(loss.isfinite()) and all(grad is not None and bool(grad.isfinite().all()) for grad in gradients)
+
+
 def test_caches_of_other_taps_do_not_mix(tmp_path: Path) -> None:
     target = tiny_module.load(num_layers=4)
     sequences = make_sequences(target, 2)

@@ -89,7 +89,7 @@ def builder_for(config: DecodeConfig, *, depth: int | None = None, cost: Cost | 
 class Replay:
     """Trajectories and their tapped features, ready to judge any drafter of this target."""
 
-    def __init__(self, target: Target, trajectories: Sequence[Trajectory], *, at_once: int = 64) -> None:
+    def __init__(self, target: Target, trajectories: Sequence[Trajectory], *, at_once: int = 128) -> None:
         if not trajectories:
             raise ValueError("no trajectories to replay: there are no prompts")
         self.target = target

@@ -842,15 +842,26 @@ def _filled(path: Path, folder: Path) -> str:
 
 
 def _bench_table(path: Path) -> str:
-    """One benchmark's numbers, a row each."""
+    """One benchmark's numbers: a column for each thing that was measured, or a row each where there is one thing."""
     record = read_json(path)
     where = f"`python -m treedraft.bench {record.pop('benchmark')}`; {record.pop('hardware')}; commit {record.pop('commit')}"
-    rows = {}
-    for name, value in record.items():
-        parts = value if isinstance(value, dict) else {"": value}
-        rows |= {f"{name} {part}".strip().replace("_", " "): _bench_value(number) for part, number in parts.items()}
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join(["| | |", "| --- | ---: |", *lines, "", f"*{where}.*", ""])
+    parts = {name: value for name, value in record.items() if isinstance(value, dict)}
+    alone = {name: value for name, value in record.items() if name not in parts}
+    if parts:
+        settings = "; ".join(f"{_words(name)} {_bench_value(value)}" for name, value in alone.items())
+        where = f"{settings}; {where}" if settings else where
+    else:
+        parts = {"": alone}
+    names = dict.fromkeys(name for part in parts.values() for name in part)
+    lines = ["| | " + " | ".join(map(_words, parts)) + " |", "| --- |" + " ---: |" * len(parts)]
+    for name in names:
+        cells = (_bench_value(part[name]) if name in part else "" for part in parts.values())
+        lines.append(f"| {_words(name)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"*{where}.*", ""])
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _bench_value(value: Any) -> str:

@@ -59,8 +59,9 @@ class AttentionState(State):
         own, slot = lanes.expansion.unsqueeze(1), lanes.slot.unsqueeze(1)
         branch = torch.where(self.slots == slot, own, self.branch[lanes.parent])
         self.branch[lanes.expansion] = branch
-        keys, values = self.rows[branch].permute(2, 0, 3, 1, 4)  # each [L, k, D, d]
-        scores = (queries @ keys.mT).masked_fill((self.slots > slot)[:, None, None], float("-inf"))
+        seen = slice(lanes.reach)
+        keys, values = self.rows[branch[:, seen]].permute(2, 0, 3, 1, 4)  # each [L, k, reach, d]
+        scores = (queries @ keys.mT).masked_fill((self.slots[seen] > slot)[:, None, None], float("-inf"))
         mixed = scores.softmax(-1) @ values
         return layer.revise(self.hidden[place], attention.o_proj(mixed.flatten(1)))
 

@@ -221,7 +221,8 @@ class _Pool:
         expansion, parent = first + below - request - 1, np.where(root, -1, own - request - 1)
         lanes = torch.from_numpy(np.stack((request, depth, self.tokens.take(nodes), expansion, parent))).to(self.device)
         tokens, log_q = scorer.children(
-            Lanes(request=lanes[0], slot=lanes[1], token=lanes[2], expansion=lanes[3], parent=lanes[4]), self.width
+            Lanes(request=lanes[0], slot=lanes[1], token=lanes[2], expansion=lanes[3], parent=lanes[4], deepest=int(depth.max())),
+            self.width,
         )
         tokens, log_q = tokens.numpy(force=True), log_q.numpy(force=True).astype(np.float64)
         if self.rules.caps is not None:

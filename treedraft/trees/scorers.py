@@ -23,6 +23,12 @@ class Lanes:
     token: Tensor  # target token id of the node: the parent token of its children
     expansion: Tensor  # row of this node's state
     parent: Tensor  # row of the state of the node's parent, -1 for the root
+    deepest: int | None = None  # the largest slot, from whoever knows it without waiting for the device
+
+    @property
+    def reach(self) -> int:
+        """Slots that these lanes and their ancestors fill: 1 + the largest."""
+        return 1 + (int(self.slot.max()) if self.deepest is None else self.deepest)
 
 
 class Scorer(Protocol):
@@ -191,7 +197,8 @@ def chain_lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lan
     """The nodes at depth `slot` of these requests' chains."""
     expansion = request * capacity + slot
     parent = expansion - 1 if slot else torch.full_like(request, -1)
-    return Lanes(request=request, slot=torch.full_like(request, slot), token=token, expansion=expansion, parent=parent)
+    slots = torch.full_like(request, slot)
+    return Lanes(request=request, slot=slots, token=token, expansion=expansion, parent=parent, deepest=slot)
 
 
 def log_law(logits: Tensor) -> Tensor:

@@ -1,0 +1,222 @@
+"""What holds for any tree, prompt, drafter, cap and stop, drawn by hypothesis; tiny targets in float64.
+
+The invariants that need a table or an enumeration are with their contract: shapes, siblings, optimal admission and the
+heap in contracts/test_tree_builder.py, laws of acceptance rules in contracts/test_rules.py and test_accept.py, noise in
+test_noise.py, training in test_training.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.tree_tables import LAWS, random_scorer
+from tests.tiny_drafters import make_drafter
+from treedraft import metrics
+from treedraft.config import DecodeConfig, Sampling
+from treedraft.drafter import Drafter
+from treedraft.speculate import Generation, generate, generate_plain
+from treedraft.speculate_many import generate_many
+from treedraft.targets import tiny as tiny_module
+from treedraft.targets.hf import Target
+from treedraft.trees.accept import accept_batch
+from treedraft.trees.best_first import BestFirst
+from treedraft.trees.mask import ancestor_mask, depths_of
+
+slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+# The parent of node i + 1 is entry i, cut to a node before it.
+parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(min(up, i) for i, up in enumerate(ups))])
+prompts = st.lists(st.integers(0, 60), min_size=1, max_size=30)
+configs = st.builds(
+    DecodeConfig, mode=st.sampled_from(["chain", "tree"]), depth=st.integers(1, 5), width=st.integers(1, 8),
+    budget=st.integers(1, 48), admit=st.sampled_from(["fanout", "pop"]),
+)  # fmt: skip
+drafters = st.tuples(st.sampled_from(["none", "markov", "attention"]), st.integers(0, 3))
+
+
+@pytest.fixture(scope="module")
+def endless() -> Target:
+    target = tiny_module.load(dtype=torch.float64)
+    target.eos_token_ids = ()
+    return target
+
+
+_MADE: dict[tuple[int, str, int], Drafter] = {}
+
+
+def drafter_of(target: Target, kind: tuple[str, int]) -> Drafter:
+    name, seed = kind
+    correction = {"name": name, "rank": 6} if name == "markov" else name
+    return _MADE.setdefault((id(target), name, seed), make_drafter(target, correction=correction, seed=seed))
+
+
+# -- 4: a larger budget only adds -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(law=st.sampled_from(LAWS), seed=st.integers(0, 10**6), vocab=st.integers(2, 8), depth=st.integers(1, 5),
+       width=st.integers(1, 8), budget=st.integers(1, 40), more=st.integers(0, 24), admit=st.sampled_from(["fanout", "pop"]),
+       conditional=st.booleans())  # fmt: skip
+def test_4_trees_are_nested_in_their_budget(
+    law: str, seed: int, vocab: int, depth: int, width: int, budget: int, more: int, admit: Any, conditional: bool
+) -> None:
+    scorer = random_scorer(law, conditional=conditional, num_requests=2, depth=depth, vocab=vocab, seed=seed)
+    anchor = torch.tensor([1, 2])
+    small, large = (
+        BestFirst(budget=size, width=width, depth=depth, admit=admit).build(anchor, scorer) for size in (budget, budget + more)
+    )
+    for request in range(2):
+        one, other = small.tree(request), large.tree(request)
+        for name in ("tokens", "parents", "depths", "scores"):
+            assert torch.equal(getattr(one, name), getattr(other, name)[: len(one)])
+    record = torch.randint(vocab, (2, depth), generator=torch.Generator().manual_seed(seed))
+    assert (accept_batch(small, record)[1] <= accept_batch(large, record)[1]).all()
+
+
+# -- 5, 6, 7: masks and positions ------------------------------------------------------------------------------------------
+
+
+@given(parents=parent_lists)
+def test_5_a_node_sees_itself_and_its_ancestors(parents: list[int]) -> None:
+    mask = ancestor_mask(torch.tensor(parents))
+    for node in range(len(parents)):
+        seen, up = set(), node
+        while up >= 0:
+            seen.add(up)
+            up = parents[up]
+        assert set(mask[node].nonzero().flatten().tolist()) == seen
+    depths = depths_of(torch.tensor(parents)).tolist()
+    assert all(depth == depths[parent] + 1 for depth, parent in zip(depths[1:], parents[1:], strict=True))
+
+
+@slow
+@given(parents=parent_lists, prompt=prompts, data=st.data())
+def test_6_7_nodes_are_their_paths_at_their_depths_in_any_order(
+    endless: Target, parents: list[int], prompt: list[int], data: st.DataObject
+) -> None:
+    """Positions are the prefix's length + depth (c35); logits those of the path fed alone; other branches do not matter (c41)."""
+    num_nodes = len(parents)
+    tokens = torch.tensor(data.draw(st.lists(st.integers(0, 60), min_size=num_nodes, max_size=num_nodes)))
+    asked: list[torch.Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        forward = endless.forward
+        patch.setattr(endless, "forward", lambda ids, **rest: asked.append(rest["positions"]) or forward(ids, **rest))
+        endless.prefill(prompt)
+        logits = endless.verify(tokens, torch.tensor(parents)).logits
+    assert torch.equal(asked[1][0], len(prompt) + depths_of(torch.tensor(parents)))
+    node = data.draw(st.integers(0, num_nodes - 1))
+    path = ancestor_mask(torch.tensor(parents))[node].nonzero().flatten()
+    alone = endless.verify(tokens[path], torch.arange(len(path)) - 1).logits[-1]
+    torch.testing.assert_close(logits[node], alone, rtol=1e-10, atol=1e-10)
+    others = tokens.clone()
+    others[~ancestor_mask(torch.tensor(parents))[node]] = data.draw(st.integers(0, 60))
+    torch.testing.assert_close(endless.verify(others, torch.tensor(parents)).logits[node], alone, rtol=1e-10, atol=1e-10)
+    # Parents first in another order: sort by depth, then by a drawn key.
+    keys = data.draw(st.permutations(range(num_nodes)))
+    order = torch.tensor(sorted(range(num_nodes), key=lambda i: (int(depths_of(torch.tensor(parents))[i]), keys[i])))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(num_nodes)
+    old = torch.tensor(parents)[order]
+    moved = torch.where(old < 0, -1, place[old])
+    torch.testing.assert_close(endless.verify(tokens[order], moved).logits, logits[order], rtol=1e-10, atol=1e-10)
+
+
+# -- 8, 9, 18, 19: output and counts -----------------------------------------------------------------------------------------
+
+
+@slow
+@given(prompt=prompts, config=configs, kind=drafters, cap=st.integers(0, 20), temperature=st.sampled_from([0.0, 0.7, 1.0]),
+       seed=st.integers(0, 99), stop_at=st.integers(0, 20), eos_at=st.integers(0, 30))  # fmt: skip
+def test_8_18_19_output_is_plain_decoding_however_it_is_cut(
+    prompt: list[int], config: DecodeConfig, kind: tuple[str, int], cap: int, temperature: float, seed: int, stop_at: int, eos_at: int
+) -> None:
+    """Ids, text and reason; stops and end-of-text at any place; every round counted once."""
+    target = _ENDING
+    sampling = Sampling(temperature=temperature)
+    target.eos_token_ids = ()
+    whole = generate_plain(target, prompt, sampling=sampling, max_new_tokens=24, seed=seed).ids
+    stop = [text] if (text := target.decode(whole[stop_at : stop_at + 2])) and stop_at < 12 else []
+    target.eos_token_ids = (whole[eos_at],) if eos_at < 24 else ()
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": cap, "seed": seed, "stop": stop}
+    found = generate(target, drafter_of(target, kind), prompt, config=config, **options)
+    plain = generate_plain(target, prompt, **options)
+    assert (found.ids, found.text, found.finish_reason) == (plain.ids, plain.text, plain.finish_reason)
+    assert len(found.ids) <= cap and target.decode(found.ids).startswith(found.text)
+    counts = found.counts()
+    assert counts.emitted.sum() + min(cap, 1) == len(found.ids)
+    assert (counts.emitted <= counts.accepted + 1).all() and (counts.accepted <= config.depth).all()
+    assert (counts.emitted[:-1] == counts.accepted[:-1] + 1).all()  # the last round alone is cut
+    if len(found.rounds) > 1:
+        assert 1 <= metrics.tau([counts]) <= config.depth + 1
+
+
+_ENDING = tiny_module.load(dtype=torch.float64)
+
+
+@given(rows=st.lists(st.integers(0, 7), min_size=1, max_size=40), cuts=st.lists(st.integers(0, 40), max_size=4))
+def test_19_counts_do_not_depend_on_how_rounds_are_grouped(rows: list[int], cuts: list[int]) -> None:
+    accepted = np.array(rows)
+
+    def of(part: np.ndarray) -> metrics.Rounds:
+        return metrics.Rounds(prompt="", domain="", seed=0, accepted=part, emitted=part + 1, nodes=part)
+
+    whole, parts = [of(accepted)], [of(part) for part in np.split(accepted, sorted(min(cut, len(rows)) for cut in cuts))]
+    assert metrics.tau(parts) == metrics.tau(whole) == pytest.approx(1 + sum(rows) / len(rows))
+    survived = metrics.survival(whole, 7)
+    assert np.array_equal(metrics.survival(parts, 7), survived)
+    assert 1 + survived.sum() == pytest.approx(metrics.tau(whole)) and (np.diff(survived) <= 0).all()
+
+
+# -- 15, 16: the cache -------------------------------------------------------------------------------------------------------
+
+
+@slow
+@given(prompt=prompts, rounds=st.lists(st.tuples(parent_lists, st.integers(0, 30)), min_size=1, max_size=4), token=st.integers(0, 60))
+def test_15_16_a_committed_cache_is_a_fresh_prefill(
+    endless: Target, prompt: list[int], rounds: list[tuple[list[int], int]], token: int
+) -> None:
+    """After any trees and accepted paths, on a cache that grows on the way; what is not committed leaves no trace."""
+    endless.cache = endless.new_cache(batch=1, capacity=4)
+    endless.prefill(prompt)
+    committed = list(prompt)
+    for parents, end in rounds:
+        tokens = (token + 7 * torch.arange(len(parents))) % 61
+        endless.verify((tokens + 1) % 61, torch.tensor(parents))  # a tree that is dropped whole
+        endless.verify(tokens, torch.tensor(parents))
+        path = ancestor_mask(torch.tensor(parents))[end % len(parents)].nonzero().flatten()
+        endless.commit(path)
+        committed += tokens[path].tolist()
+        assert endless.length == len(committed)
+    live = [store[:, :, : endless.length] for store in (*endless.cache.keys, *endless.cache.values)]
+    endless.cache = endless.new_cache(batch=1, capacity=256)
+    endless.prefill(committed)
+    fresh = [store[:, :, : endless.length] for store in (*endless.cache.keys, *endless.cache.values)]
+    for one, other in zip(live, fresh, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+# -- 14, 17: requests do not meet ----------------------------------------------------------------------------------------------
+
+
+@settings(slow, max_examples=10)
+@given(batch=st.lists(prompts, min_size=1, max_size=5), config=configs, kind=drafters, temperature=st.sampled_from([0.0, 1.0]),
+       data=st.data())  # fmt: skip
+def test_14_17_rows_of_a_batch_are_their_solo_runs_in_any_order(
+    endless: Target, batch: list[list[int]], config: DecodeConfig, kind: tuple[str, int], temperature: float, data: st.DataObject
+) -> None:
+    drafter, sampling = drafter_of(endless, kind), Sampling(temperature=temperature)
+    seeds = list(range(len(batch)))
+    solo = [generate(endless, drafter, prompt, config=config, sampling=sampling, max_new_tokens=9, seed=seed).ids
+            for prompt, seed in zip(batch, seeds, strict=True)]  # fmt: skip
+    order = data.draw(st.permutations(seeds))
+    together: list[Generation] = generate_many(
+        endless, drafter, [batch[i] for i in order], config=config, sampling=sampling, max_new_tokens=9,
+        seeds=[seeds[i] for i in order], batch_size=data.draw(st.integers(1, len(batch))),
+    )  # fmt: skip
+    assert [found.ids for found in together] == [solo[i] for i in order]
