@@ -20,7 +20,7 @@ from treedraft.config import (
     short_hash,
 )
 from treedraft.drafter import Drafter
-from treedraft.grid import load_grid
+from treedraft.grid import label_of, load_grid, load_grids
 from treedraft.ops.layers import Shape
 
 SHAPE = Shape(
@@ -183,3 +183,31 @@ def test_identities_are_stable_and_distinct(tmp_path: Path) -> None:
 def test_a_wrong_grid_is_named(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_grid(write(tmp_path, GRID), settings=settings)
+
+
+def test_a_suite_is_its_grids_which_share_trainings(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text(GRID)
+    suite = tmp_path / "suite.toml"
+    suite.write_text('question = "all"\ngrids = ["one", "two"]\n[set]\n"train.seed" = [3, 4, 5]\n')
+    one, two = load_grids(suite)
+    assert (one.name, two.name) == ("one", "two") and {arm.train_id for arm in one.arms} == {arm.train_id for arm in two.arms}
+    assert load_grids(tmp_path / "one.toml") == [load_grid(tmp_path / "one.toml")]
+    assert {arm.train.steps for grid in load_grids(suite, settings={"train.steps": 9}) for arm in grid.arms} == {9}
+    suite.write_text('question = "all"\ngrids = ["one", "tow"]\n')
+    with pytest.raises(ValueError, match="suite.toml: unknown grid 'tow'.*did you mean 'two'"):
+        load_grids(suite)
+
+
+def test_arms_that_train_differently_are_told_apart_and_share_what_is_equal(tmp_path: Path) -> None:
+    plain = 'question = "?"\ntarget = "tiny"\n[train]\nsteps = 5\n'
+    arms = '[[arms]]\nobjective = ["ce", "forward_kl"]\ndecay = [7.0, "none"]\nseed = [0, 1]\n'
+    grid = load_grid(write(tmp_path, plain + arms))
+    name = label_of(grid.arms[0].drafter)
+    assert {arm.label for arm in grid.arms} == {f"{name}, {loss}, {decay}" for loss in ("ce", "forward_kl") for decay in ("decay 7", "no decay")}
+    assert len(grid.arms) == 8
+    alone = load_grid(write(tmp_path, plain + 'objective = "forward_kl"\ndecay = 7.0\n'))
+    assert alone.arms[0].label == name and alone.arms[0].train_id in {arm.train_id for arm in grid.arms}
+    methods = load_grid(write(tmp_path, plain + '[[arms]]\nmethod = ["dflash", "jetspec++"]\n'))
+    assert [arm.label for arm in methods.arms] == ["dflash", "jetspec++"]
+    assert methods.arms[1].name == "tiny-causal-attention-s0"

@@ -1,4 +1,4 @@
-"""`python -m treedraft.ablate --grid core`: train and measure every cell of a grid, then print one table.
+"""`python -m treedraft.ablate --grid core`: train and measure every cell of a grid, or of a suite of grids, and print its tables.
 
 Run again after an interruption and only what is missing is done. Tables (Markdown, LaTeX, CSV) and figures go to
 --output.
@@ -13,7 +13,7 @@ from typing import Any
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import parse_settings, read_toml
-from treedraft.grid import Cell, Grid, load_grid
+from treedraft.grid import Cell, Grid, load_grids
 from treedraft.run import runs_folder
 
 GRIDS = Path(__file__).parent.parent / "ablations"
@@ -52,8 +52,8 @@ def main() -> int:
     if arguments.list:
         return _list()
     settings = parse_settings(arguments.set) | ({"data.folder": arguments.data} if arguments.data else {})
-    grid = load_grid(_grid_file(arguments.grid), target=arguments.target, settings=settings)
-    cells = _chosen(grid, arguments)
+    grids = load_grids(_grid_file(arguments.grid), target=arguments.target, settings=settings)
+    cells = _chosen(grids, arguments)
     if arguments.dry_run:
         return _dry_run(cells)
     failures = _run(cells, arguments)
@@ -64,11 +64,14 @@ def main() -> int:
 
     # A part of a grid, or a grid with other settings, must not replace the tables of the whole one.
     partial = any((arguments.limit, arguments.target, settings))
-    default = "partial" if partial else "grids"
-    folder = arguments.output or runs_folder() / default / grid.name
-    write_rows(folder, grid, *collect(cells, failures, grid.name))
-    report.write_report(folder, grid.name)
-    report.print_table(folder, grid.name)
+    folder = arguments.output or runs_folder() / ("partial" if partial else "grids") / Path(arguments.grid).stem
+    chosen = {cell.cell_id for cell in cells}
+    for grid in grids:
+        own = [cell for cell in grid.cells if cell.cell_id in chosen]
+        if own:
+            write_rows(folder, grid, *collect(own, failures, grid.name))
+            report.write_report(folder, grid.name)
+            report.print_table(folder, grid.name)
     print(f"tables and figures: {folder}")
     for cell_id, reason in failures.items():
         print(f"failed: {cell_id}: {reason}", file=sys.stderr)
@@ -93,8 +96,9 @@ def _grid_files() -> list[Path]:
 
 def _list() -> int:
     for path in _grid_files():
-        grid = load_grid(path)
-        print(f"{grid.name:<10} {len(grid.arms):>3} trainings {len(grid.cells):>4} cells  {grid.question}")
+        cells = [cell for grid in load_grids(path) for cell in grid.cells]
+        trainings = {cell.arm.train_id for cell in cells}
+        print(f"{path.stem:<10} {len(trainings):>3} trainings {len(cells):>4} cells  {read_toml(path)['question']}")
     return 0
 
 
@@ -106,15 +110,14 @@ def _dry_run(cells: list[Cell]) -> int:
     return 0
 
 
-def _chosen(grid: Grid, arguments: Arguments) -> list[Cell]:
+def _chosen(grids: list[Grid], arguments: Arguments) -> list[Cell]:
     if arguments.limit is not None and arguments.limit < 1:
         raise ValueError(f"--limit is {arguments.limit}; at least 1")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs is {arguments.jobs}; at least 1")
-    cells = list(grid.cells)[: arguments.limit]
+    by_id = {cell.cell_id: cell for grid in grids for cell in grid.cells}
     if arguments.cell is None:
-        return cells
-    by_id = {cell.cell_id: cell for cell in grid.cells}
+        return list(by_id.values())[: arguments.limit]
     if arguments.cell not in by_id:
         from treedraft.registry import unknown
 

@@ -270,15 +270,10 @@ def _identity_legend(study: Study, *, marked: bool = True) -> list[tuple[str, li
             ],
         )
     ]
-    groups.append(
-        (
-            "backbone",
-            [
-                _handle(color="0.25", linestyle=look["linestyle"], label=name)
-                for name, look in zip(backbones, styles, strict=True)
-            ],
-        )
-    )
+    named = [(name, look) for name, look in zip(backbones, styles, strict=True) if name]
+    if named:
+        handles = [_handle(color="0.25", linestyle=look["linestyle"], label=name) for name, look in named]
+        groups.append(("backbone", handles))
     groups.append(("depth", [_handle(color="0.5", linestyle=":", linewidth=1.4, label="trained")]))
     return groups
 
@@ -309,12 +304,13 @@ def _parts(study: Study) -> tuple[list[str], list[str]]:
 
 
 def _backbone(label: str) -> str:
-    return label.partition("/")[0]
+    """Nothing in the label of a published method, which has a name of its own."""
+    return label.partition("/")[0] if "/" in label else ""
 
 
 def _correction(label: str) -> str:
     """All that follows the backbone: the correction, after the context where that is not the full one."""
-    return label.partition("/")[2] or "none"
+    return label.partition("/")[2] or label
 
 
 def _mark_trained(study: Study, axes: Axes) -> None:

@@ -3,10 +3,16 @@
     question = "..."
     target = "pocket"
     [data] [train] [drafter]            what all arms share
-    [[arms]]                            lists multiply: backbone x correction x seed ...; or method = "dspark"
+    [[arms]]                            lists multiply: backbone x correction x objective x seed ...; or method = "dspark"
     [decode] mode, depth, temperature   lists multiply
     [evaluate]                          prompts, sampling seeds, cap
     compare = [["*/attention", "*/none"], ...]
+
+or a suite of such files, which share every training that they have in common:
+
+    question = "..."
+    grids = ["core", "markov"]
+    [set]                               "train.steps" = 4500: what is set in all of them
 """
 
 from __future__ import annotations
@@ -72,7 +78,12 @@ class Arm:
             name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()
         }
         identity["weights"] = shipped_weights(self.target)
-        return f"{_slug(self.target)}-{_slug(self.label)}-s{self.train.seed}-{short_hash(identity)}"
+        return f"{self.name}-{short_hash(identity)}"
+
+    @property
+    def name(self) -> str:
+        """The readable part of ids; grids that label an arm differently share its training."""
+        return f"{_slug(self.target)}-{_slug(label_of(self.drafter))}-s{self.train.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +97,8 @@ class Cell:
     @property
     def cell_id(self) -> str:
         identity = {"train": self.arm.train_id, "decode": canonical(self.decode), "evaluate": canonical(self.evaluate)}
-        decode, arm = self.decode, self.arm
-        setting = f"{decode.mode}-d{decode.depth}-t{decode.temperature:g}"
-        return f"{_slug(arm.target)}-{_slug(arm.label)}-s{arm.train.seed}-{setting}-{short_hash(identity)}"
+        setting = f"{self.decode.mode}-d{self.decode.depth}-t{self.decode.temperature:g}"
+        return f"{self.arm.name}-{setting}-{short_hash(identity)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +155,22 @@ def _refuse_unknown(values: Mapping[str, Any], known: set[str], where: str) -> N
         raise ValueError(f"{where}: " + unknown("table", wrong[0], sorted(known)))
 
 
+def load_grids(path: Path, *, target: str | None = None, settings: Mapping[str, Any] | None = None) -> list[Grid]:
+    """The grid of a file, or those of a suite; ValueError names the file and the key that is wrong."""
+    values = read_toml(path)
+    if "grids" not in values:
+        return [load_grid(path, target=target, settings=settings)]
+    _refuse_unknown(values, {"question", "grids", "set"}, str(path))
+    missing = [name for name in values["grids"] if not path.with_name(f"{name}.toml").is_file()]
+    if missing:
+        from treedraft.registry import unknown
+
+        known = [file.stem for file in sorted(path.parent.glob("*.toml")) if "question" in read_toml(file)]
+        raise ValueError(f"{path}: " + unknown("grid", missing[0], known))
+    settings = {**values.get("set", {}), **(settings or {})}
+    return [load_grid(path.with_name(f"{name}.toml"), target=target, settings=settings) for name in values["grids"]]
+
+
 def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, Any] | None = None) -> Grid:
     """Read and expand a grid file; ValueError names the file and the key that is wrong."""
     from treedraft.config import override
@@ -163,20 +189,30 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
 
 
 def _arms(values: Mapping[str, Any], target: str, where: str) -> Iterator[Arm]:
-    shared = values.get("drafter", {})
+    shared, trained = values.get("drafter", {}), values.get("train", {})
     data = parse(DataConfig, values.get("data", {}), where=f"{where} [data]")
-    drafts: list[tuple[dict[str, Any], DrafterConfig, TrainConfig]] = []
+    drafts: list[tuple[str | None, DrafterConfig, TrainConfig]] = []
     for table in values.get("arms", [{}]):
-        for fields in _product(table):
-            if "method" in fields:
-                fields = {**method(fields.pop("method")), **fields}
-            seed = fields.pop("seed", values.get("train", {}).get("seed", 0))
-            train = parse(TrainConfig, {**values.get("train", {}), "seed": seed}, where=f"{where} [train]")
-            components = {name: _component(shared.get(name), fields.pop(name, None)) for name in COMPONENTS}
-            merged = {**shared, **fields, **{name: part for name, part in components.items() if part}}
-            drafts.append((components, parse(DrafterConfig, _tuples(merged), where=f"{where} [[arms]]"), train))
-    for (_, drafter, train), label in zip(drafts, _labels([drafter for _, drafter, _ in drafts]), strict=True):
+        for fields in _product({**_lists(trained), **table}):
+            name = fields.pop("method", None)
+            if name is not None:
+                fields = {**method(name), **fields}
+            own = {key: fields.pop(key) for key in list(fields) if key in TrainConfig.__dataclass_fields__}
+            train = parse(TrainConfig, _without_none({**trained, **own}), where=f"{where} [train]")
+            components = {part: _component(shared.get(part), fields.pop(part, None)) for part in COMPONENTS}
+            merged = {**shared, **fields, **{part: value for part, value in components.items() if value}}
+            drafts.append((name, parse(DrafterConfig, _tuples(merged), where=f"{where} [[arms]]"), train))
+    for (_, drafter, train), label in zip(drafts, _labels(drafts), strict=True):
         yield Arm(label=label, target=target, data=data, drafter=drafter, train=train)
+
+
+def _lists(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if isinstance(value, list)}
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null: "none" leaves an option without a value, as in decay = [7.0, "none"]."""
+    return {key: value for key, value in table.items() if value != "none"}
 
 
 def _component(shared: Any, own: Any) -> dict[str, Any]:
@@ -195,12 +231,21 @@ def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
-def _labels(drafters: list[DrafterConfig]) -> list[str]:
-    """Short names of arms, longer where two different drafters would share one."""
-    short = [label_of(drafter) for drafter in drafters]
-    named = list(zip(drafters, short, strict=True))
-    ambiguous = {name for name in short if len({canonical(d) for d, s in named if s == name}) > 1}
-    return [label_of(d, numbers=True) if s in ambiguous else s for d, s in named]
+def _labels(drafts: list[tuple[str | None, DrafterConfig, TrainConfig]]) -> list[str]:
+    """Short names of arms, longer where two different ones would share one. Training seeds share theirs."""
+    short = [name or label_of(drafter) for name, drafter, _ in drafts]
+    labels = []
+    for (_, drafter, train), label in zip(drafts, short, strict=True):
+        alike = [draft for text, draft in zip(short, drafts, strict=True) if text == label]
+        full = label_of(drafter, numbers=True) if len({canonical(other) for _, other, _ in alike}) > 1 else label
+        words = [_word(key, getattr(train, key)) for key in TrainConfig.__dataclass_fields__
+                 if key != "seed" and len({getattr(other, key) for _, _, other in alike}) > 1]  # fmt: skip
+        labels.append(", ".join([full, *words]))
+    return labels
+
+
+def _word(key: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"no {key}" if value is None else f"{key} {value:g}"
 
 
 def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:
