@@ -20,7 +20,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -237,7 +237,8 @@ def _labels(drafts: list[tuple[str | None, DrafterConfig, TrainConfig]]) -> list
     labels = []
     for (_, drafter, train), label in zip(drafts, short, strict=True):
         alike = [draft for text, draft in zip(short, drafts, strict=True) if text == label]
-        full = label_of(drafter, numbers=True) if len({canonical(other) for _, other, _ in alike}) > 1 else label
+        others = [other for _, other, _ in alike]
+        full = label_of(drafter, others) if any(other != drafter for other in others) else label
         words = [_word(key, getattr(train, key)) for key in TrainConfig.__dataclass_fields__
                  if key != "seed" and len({getattr(other, key) for _, _, other in alike}) > 1]  # fmt: skip
         labels.append(", ".join([full, *words]))
@@ -248,28 +249,29 @@ def _word(key: str, value: Any) -> str:
     return value if isinstance(value, str) else f"no {key}" if value is None else f"{key} {value:g}"
 
 
-def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:
-    """A readable name: backbone, context unless full, correction, and their options."""
-    parts = [_words(drafter.backbone, numbers), _words(drafter.correction, numbers)]
-    if drafter.context["name"] != "full":
-        parts.insert(1, _words(drafter.context, numbers))
-    if numbers:
-        parts += [f"b{drafter.block_size}"] + ([drafter.layout] if drafter.layout != "fill-in" else [])
-        parts += [f"v{drafter.draft_vocab_size}"] if drafter.draft_vocab_size else []
-        parts += ["taps" + "-".join(map(str, drafter.tap_layers))] if drafter.tap_layers else []
+def label_of(drafter: DrafterConfig, among: Sequence[DrafterConfig] = ()) -> str:
+    """A readable name: backbone, context unless full, correction, their words and switches, and the numbers in which it
+    differs from those `among` which it has to be told apart."""
+    parts = [_words(drafter, name, among) for name in COMPONENTS if name != "context" or drafter.context["name"] != "full"]
+    letters = {"block_size": "b", "layout": "", "draft_vocab_size": "v", "tap_layers": "taps"}
+    for name, letter in letters.items():
+        value = getattr(drafter, name)
+        if any(getattr(other, name) != value for other in among):
+            parts.append(letter + ("-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "/".join(parts)
 
 
-def _words(component: Mapping[str, Any], numbers: bool) -> str:
-    words = [str(component["name"]).rpartition(".")[2]]
-    for key, value in component.items():
+def _words(drafter: DrafterConfig, component: str, among: Sequence[DrafterConfig]) -> str:
+    options: Mapping[str, Any] = getattr(drafter, component)
+    words = [str(options["name"]).rpartition(".")[2]]
+    for key, value in options.items():
         if key == "name" or value is False:
             continue
         if value is True:
             words.append(key)
         elif isinstance(value, str):
             words.append(value)
-        elif numbers:
+        elif any(getattr(other, component).get(key) != value for other in among):
             words.append(f"{key}{value}")
     return "-".join(words)
 

@@ -242,7 +242,7 @@ class Study:
     def comparisons(self) -> list[Comparison]:
         """Every named pair in every setting that both were decoded in, on the same prompts."""
         return [
-            _compare(self.arms[first, setting], self.arms[second, setting], self.domains)
+            compare(self.arms[first, setting], self.arms[second, setting], self.domains)
             for first, second in self.pairs
             for setting in self.settings
             if (first, setting) in self.arms
@@ -377,8 +377,12 @@ def _interval(value: float, drawn: np.ndarray) -> Interval:
     return Interval(value=value, low=float(low), high=float(high))
 
 
-def _compare(first: Arm, second: Arm, domains: Sequence[str]) -> Comparison:
-    one, other = first.bootstrap.seeds(first.drawn, second.drawn)
+def compare(first: Arm, second: Arm, domains: Sequence[str]) -> Comparison:
+    """Two arms on the same prompts; one drafter's training seeds are resampled together, two drafters' apart."""
+    if first.label == second.label:
+        (one,), (other,) = first.bootstrap.seeds(first.drawn), second.bootstrap.seeds(second.drawn)
+    else:
+        one, other = first.bootstrap.seeds(first.drawn, second.drawn)
     gaps = {name: first.domain(name).tau - second.domain(name).tau for name in domains if name in first.domains}
     return Comparison(
         first=first, second=second, difference=_interval(first.tau - second.tau, one - other), by_domain=gaps
@@ -812,7 +816,8 @@ TABLES = {
 def fill_markers(path: Path, folder: Path) -> None:
     """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`. ValueError has file and line.
 
-    `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote.
+    `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote, and
+    `<!-- table: claims verdicts -->` holds the claims of claims.toml, beside the folder, against its grids.
     """
     write_text(path, _filled(path, folder))
 
@@ -827,6 +832,10 @@ def _filled(path: Path, folder: Path) -> str:
             if not (folder / f"bench-{kind}.json").is_file():
                 raise ValueError(f"{line}: no bench-{kind}.json in {str(folder)!r}")
             return match[1] + _bench_table(folder / f"bench-{kind}.json") + match[4]
+        if grid == "claims":
+            from treedraft.verdicts import verdict_table
+
+            return match[1] + verdict_table(folder.parent / "claims.toml", folder).markdown() + match[4]
         if kind not in TABLES:
             raise ValueError(f"{line}: unknown table {kind!r}; known: {', '.join(TABLES)}")
         if grid not in known_grids(folder):
