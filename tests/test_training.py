@@ -24,7 +24,7 @@ from treedraft.cells import draft_vocabulary, new_drafter
 from treedraft.config import DrafterConfig, TrainConfig
 from treedraft.data import features as features_module
 from treedraft.data.anchors import batch_for_step, usable_sequences
-from treedraft.data.features import FeatureCache
+from treedraft.data.features import FeatureCache, Sequences
 from treedraft.drafter import Drafter, Prefix
 from treedraft.ops.layers import RMSNorm
 from treedraft.targets import load_target
@@ -381,7 +381,8 @@ def test_features_of_a_sequence_do_not_depend_on_its_neighbours(tiny64: Target, 
         cache.fill()
         for place, i in enumerate(order):
             trace = tiny64.trace(torch.from_numpy(ids[i])[None])
-            assert_close(cache.rows(place).double(), torch.cat([trace.taps, trace.last], dim=-1)[0].half().double(), rtol=2e-3, atol=1e-4)
+            alone = torch.cat([trace.taps, trace.last], dim=-1)[0].half()
+            torch.testing.assert_close(cache.rows(place), alone, rtol=2e-3, atol=1e-4)  # a last place of float16
 
 
 def test_short_and_long_sequences_train_together(tiny: Target, tmp_path: Path) -> None:

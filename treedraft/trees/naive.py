@@ -102,5 +102,5 @@ def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int
 
 
 def _lane(request: int, slot: int, token: int, expansion: int, parent: int) -> Lanes:
-    values = {"request": request, "slot": slot, "token": token, "expansion": expansion, "parent": parent}
-    return Lanes(**{name: torch.tensor([value]) for name, value in values.items()})
+    one = [torch.tensor([value]) for value in (request, slot, token, expansion, parent)]
+    return Lanes(request=one[0], slot=one[1], token=one[2], expansion=one[3], parent=one[4], deepest=slot)
