@@ -21,7 +21,7 @@ from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
 from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
 from treedraft.data.prompts import default_set, prompt_set
-from treedraft.drafter import Drafter, shape_for
+from treedraft.drafter import Drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
@@ -107,8 +107,9 @@ class Workbench:
 
     def features(self, data: DataConfig, drafter: DrafterConfig) -> FeatureCache:
         """The feature cache for a data set and tapped layers, filled."""
-        self.target.tap(drafter.tap_layers or self.target.default_tap_layers)
-        key = canonical(data) + str(self.target.tap_layers)
+        taps = taps_for(self.target, drafter)
+        self.target.tap(taps.layers, cached=taps.cached)
+        key = canonical(data) + str(taps)
         if key not in self._features:
             sequences = training_sequences(self.target, data)
             cache = FeatureCache(runs_folder() / "features", self.target, sequences, limit_gb=self.cache_gb)

@@ -1,6 +1,7 @@
 """Tapped features of training sequences, computed once and shared by every cell of a grid.
 
-One file holds `CHUNK` consecutive sequences, float16 [rows, C + H]: taps, then the post-norm last hidden state whose
+One file holds `CHUNK` consecutive sequences, float16 [rows, C + H]: taps (with the keys and values that a context reads:
+stored they are smaller than the layer inputs they could be computed from), then the post-norm last hidden state whose
 head gives the target's law. Chunks appear by rename and carry a checksum, so a stopped fill goes on where it was and a
 damaged chunk is computed again.
 """
@@ -56,7 +57,8 @@ class FeatureCache:
         identity = {
             "sequences": sequences.digest,
             "target": target.fingerprint(),
-            "taps": list(target.tap_layers),
+            "taps": list(target.taps.layers),
+            "cached": list(target.taps.cached) or None,
             "dtype": str(target.dtype),
         }
         self.folder = folder / f"{target.name.replace('/', '--')}-{configs.short_hash(identity)}"
