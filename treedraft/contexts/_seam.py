@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from treedraft.ops.layers import Shape

@@ -125,7 +125,8 @@ class Component(Context):
         slots = torch.arange(num_slots, device=table.device)
         if self.config.slots == "rotary":
             half = table.shape[1] // 2
-            angles = slots[:, None] * 10_000.0 ** (-torch.arange(half, device=table.device) / half)
+            wide = torch.promote_types(table.dtype, torch.float32)
+            angles = slots[:, None] * 10_000.0 ** (-torch.arange(half, dtype=wide, device=table.device) / half)
             angles = torch.cat([angles, angles], -1)
             return rotate(table[:, None], angles.cos(), angles.sin()).squeeze(1)
         if num_slots <= len(table):
