@@ -56,9 +56,11 @@ def steps_done(arm: Arm) -> int:
 class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
-    def __init__(self, target_name: str, *, cache_gb: float, dtype: str | None = None) -> None:
-        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype}
-        self.target: Target = load_target(target_name, dtype=parse_dtype(dtype))
+    def __init__(
+        self, target_name: str, *, cache_gb: float, dtype: str | None = None, rope_scaling: str | None = None
+    ) -> None:
+        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype, "rope_scaling": rope_scaling}
+        self.target: Target = load_target(target_name, dtype=parse_dtype(dtype), rope_scaling=rope_scaling)
         self.cache_gb = cache_gb
         self._features: dict[str, FeatureCache] = {}
         self._replays: dict[str, Replay] = {}
@@ -134,6 +136,7 @@ class Workbench:
             "target": self.target.fingerprint(),
             "dtype": str(self.target.dtype),
             "noise": noise.SCHEME,
+            "rope_scaling": self.target.rope_scaling,
         }
         name = f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
         path = runs_folder() / "trajectories" / name

@@ -98,6 +98,12 @@ class Drafter(nn.Module):
                 f"this drafter was trained for {made_for['name']} ({made_for['fingerprint']}), "
                 f"the target is {target.name} ({target.fingerprint()}): they do not fit"
             )
+        scaling = made_for and made_for.get("rope_scaling")
+        if scaling and scaling != target.rope_scaling:
+            raise ValueError(
+                f"this drafter was trained under rope scaling {scaling}, the target runs under {target.rope_scaling or 'none'}: "
+                f"pass --rope-scaling {scaling}"
+            )
         mask_token_id = self.provenance.get("mask_token_id", target.mask_token_id)
         if mask_token_id != target.mask_token_id:
             raise ValueError(f"this drafter fills slots with token {mask_token_id}, the target's mask is {target.mask_token_id}")

@@ -270,6 +270,7 @@ class Trainer:
                 "name": self.target.name,
                 "fingerprint": self.target.fingerprint(),
                 "template": self.target.template_hash(),
+                "rope_scaling": self.target.rope_scaling,
             },
             "mask_token_id": self.target.mask_token_id,
             "tap_layers": list(self.target.tap_layers),

@@ -60,6 +60,7 @@ class FeatureCache:
             "taps": list(target.taps.layers),
             "cached": list(target.taps.cached) or None,
             "dtype": str(target.dtype),
+            "rope_scaling": target.rope_scaling,
         }
         self.folder = folder / f"{target.name.replace('/', '--')}-{configs.short_hash(identity)}"
         lengths = np.array([len(ids) for ids in sequences.ids])

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treedraft.config import ntk_factor
 from treedraft.ops.memory import Taps
 from treedraft.ops.packed import pack_linears, packed_head, worth_packing
 from treedraft.targets.cache import Recording, RowCache
@@ -88,6 +89,7 @@ class Target:
         self.kv_heads: int = config.num_key_value_heads or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_length: int = config.max_position_embeddings
+        self.rope_scaling: str | None = None
         self.embedding: Tensor = model.get_input_embeddings().weight  # pyright: ignore
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
@@ -135,6 +137,24 @@ class Target:
         like = self.embedding.new_empty(1, dtype=torch.promote_types(self.dtype, torch.float32))
         cosine, sine = embedding(like, positions.reshape(1, -1))
         return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
+
+    @torch.no_grad()
+    def scale_rotary(self, scaling: str) -> None:
+        """Fixed NTK scaling, "ntk:ALPHA", at all positions: base' = base * alpha^(d / (d - 2)), a context alpha times as long.
+
+        The weights, and with them the fingerprint, stay what they are. ValueError where angles are scaled already.
+        """
+        factor, embedding = ntk_factor(scaling), self.model.model.rotary_emb  # pyright: ignore
+        kind = self.config.rope_parameters["rope_type"]
+        if kind != "default" or self.rope_scaling is not None:
+            scaled = self.rope_scaling or kind
+            raise ValueError(f"rope scaling {scaling!r}: the rotary angles of {self.name} are scaled already ({scaled})")
+        size = 2 * embedding.inv_freq.shape[0]  # pyright: ignore
+        base = self.config.rope_parameters["rope_theta"] * factor ** (size / (size - 2))
+        frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+        for name in ("inv_freq", "original_inv_freq"):
+            getattr(embedding, name).copy_(frequencies)
+        self.max_length, self.rope_scaling = int(self.max_length * factor), scaling
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """What stands between the last layer and the head: the target's own RMSNorm, in the type of its input."""
