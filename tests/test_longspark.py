@@ -16,12 +16,14 @@ from torch import Tensor
 from tests.tiny_drafters import BACKBONES, LONGSPARK, make_drafter, make_features, make_sequences, name_of, random_prompts, randomise
 from tests.tolerances import assert_close
 from treedraft import losses
+from treedraft.cells import Workbench
 from treedraft.config import Acceptance, DecodeConfig, Sampling, TrainConfig
 from treedraft.contexts import longspark
 from treedraft.data.anchors import batch_for_step, usable_sequences
 from treedraft.drafter import Drafter, Prefix
 from treedraft.evaluate import Replay, Trajectory
-from treedraft.grid import single_arm
+from treedraft.grid import load_grid, single_arm
+from treedraft.jobs import run_group
 from treedraft.metrics import tau
 from treedraft.ops import summary
 from treedraft.ops.layers import Shape, block_attention
@@ -556,3 +558,20 @@ def test_a_drafter_knows_the_scaling_it_was_trained_under(tmp_path: Path) -> Non
         Drafter.from_pretrained(folder / "drafter", target=target)
     with pytest.raises(ValueError, match="trained under rope scaling ntk:4, the target runs under none"):
         Drafter.from_pretrained(folders["ntk:4"] / "drafter", target=tiny_module.load())
+
+
+@pytest.mark.parametrize("name", ["longspark", "full"])
+def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps of every arm with this context, on the tiny target; all of its cells decode."""
+    monkeypatch.setenv("TREEDRAFT_RUNS", str(tmp_path))
+    settings = {"train.steps": 2, "train.sequences": 4, "train.anchors": 2, "data.tokens": 300, "data.max_new_tokens": 12,
+                "evaluate.count": 2, "evaluate.seeds": [0], "evaluate.max_new_tokens": 8}  # fmt: skip
+    grid = load_grid(Path(__file__).parents[1] / "ablations" / f"{name}.toml", target="tiny", settings=settings)
+    bench, taus, arms = Workbench("tiny", cache_gb=0.1), [], {}
+    for cell in grid.cells:
+        if cell.arm.drafter.context["name"] == "longspark":
+            arms.setdefault(cell.arm.train_id, []).append(cell)
+    for cells in arms.values():
+        assert run_group(bench, cells) == {}
+        taus += [bench.evaluate(cell)["tau"] for cell in cells]
+    assert len(arms) == {"longspark": 8, "full": 6}[name] and all(value >= 1 for value in taus)

@@ -37,6 +37,8 @@ from treedraft.methods import method
 from treedraft.run import assets_folder
 
 COMPONENTS = ("backbone", "context", "correction")
+# Fields of a drafter that a label may have to name, and how.
+_FIELDS = {"block_size": "b", "layout": "", "draft_vocab_size": "v", "tap_layers": "taps"}
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -196,37 +198,52 @@ def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(drafters: list[DrafterConfig]) -> list[str]:
-    """Short names of arms, longer where two different drafters would share one."""
+    """Short names of arms; where different drafters would share one, with the numbers in which they differ."""
     short = [label_of(drafter) for drafter in drafters]
-    named = list(zip(drafters, short, strict=True))
-    ambiguous = {name for name in short if len({canonical(d) for d, s in named if s == name}) > 1}
-    return [label_of(d, numbers=True) if s in ambiguous else s for d, s in named]
+    groups: dict[str, dict[str, DrafterConfig]] = {}
+    for name, drafter in zip(short, drafters, strict=True):
+        groups.setdefault(name, {})[canonical(drafter)] = drafter
+    differing = {name: _differing(list(group.values())) for name, group in groups.items()}
+    return [label_of(drafter, shown=differing[name]) for name, drafter in zip(short, drafters, strict=True)]
 
 
-def label_of(drafter: DrafterConfig, *, numbers: bool = False) -> str:
-    """A readable name: backbone, context unless full, correction, and their options."""
-    parts = [_words(drafter.backbone, numbers), _words(drafter.correction, numbers)]
-    if drafter.context["name"] != "full":
-        parts.insert(1, _words(drafter.context, numbers))
-    if numbers:
-        parts += [f"b{drafter.block_size}"] + ([drafter.layout] if drafter.layout != "fill-in" else [])
-        parts += [f"v{drafter.draft_vocab_size}"] if drafter.draft_vocab_size else []
-        parts += ["taps" + "-".join(map(str, drafter.tap_layers))] if drafter.tap_layers else []
+def _differing(drafters: list[DrafterConfig]) -> frozenset[str]:
+    """Options (correction.rank) and fields (block_size) that are not the same in all."""
+    values: dict[str, set[str]] = {}
+    tables = [_flat(drafter) for drafter in drafters]
+    for key in {key for table in tables for key in table}:
+        values[key] = {canonical([table.get(key)]) for table in tables}
+    return frozenset(key for key, found in values.items() if len(found) > 1)
+
+
+def _flat(drafter: DrafterConfig) -> dict[str, Any]:
+    options = {f"{seam}.{key}": value for seam in COMPONENTS for key, value in getattr(drafter, seam).items()}
+    return options | {name: getattr(drafter, name) for name in _FIELDS}
+
+
+def label_of(drafter: DrafterConfig, *, shown: frozenset[str] = frozenset()) -> str:
+    """A readable name: backbone, context unless full, correction, their options in words, and the numbers `shown`."""
+    seams = COMPONENTS if drafter.context["name"] != "full" else ("backbone", "correction")
+    parts = ["-".join(_words(seam, getattr(drafter, seam), shown)) for seam in seams]
+    for name, prefix in _FIELDS.items():
+        value = getattr(drafter, name)
+        if name in shown and value is not None:
+            parts.append(prefix + ("-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "/".join(parts)
 
 
-def _words(component: Mapping[str, Any], numbers: bool) -> str:
-    words = [str(component["name"]).rpartition(".")[2]]
+def _words(seam: str, component: Mapping[str, Any], shown: frozenset[str]) -> Iterator[str]:
+    yield str(component["name"]).rpartition(".")[2]
     for key, value in component.items():
-        if key == "name" or value is False:
-            continue
+        differs = f"{seam}.{key}" in shown
         if value is True:
-            words.append(key)
-        elif isinstance(value, str):
-            words.append(value)
-        elif numbers:
-            words.append(f"{key}{value}")
-    return "-".join(words)
+            yield key
+        elif value is False and differs:
+            yield f"no-{key}"
+        elif isinstance(value, str) and key != "name":
+            yield value
+        elif not isinstance(value, (bool, str)) and differs:
+            yield key + "-".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{key}{value}"
 
 
 def _matches(first: str, second: str, labels: list[str]) -> Iterator[tuple[str, str]]:
