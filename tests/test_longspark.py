@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from tests.tiny_drafters import BACKBONES, LONGSPARK, make_drafter, make_features, make_sequences, name_of, random_prompts, randomise
+from tests.tiny_drafters import (
+    BACKBONES,
+    LONGSPARK,
+    make_drafter,
+    make_features,
+    make_sequences,
+    name_of,
+    random_prompts,
+    randomise,
+)
 from tests.tolerances import assert_close
 from treedraft import losses
 from treedraft.cells import Workbench

@@ -149,7 +149,7 @@ class Target:
         if kind != "default" or self.rope_scaling is not None:
             scaled = self.rope_scaling or kind
             raise ValueError(f"rope scaling {scaling!r}: the rotary angles of {self.name} are scaled already ({scaled})")
-        size = 2 * embedding.inv_freq.shape[0]  # pyright: ignore
+        size = 2 * int(embedding.inv_freq.shape[0])  # pyright: ignore
         base = self.config.rope_parameters["rope_theta"] * factor ** (size / (size - 2))
         frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
         for name in ("inv_freq", "original_inv_freq"):
