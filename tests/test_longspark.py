@@ -582,4 +582,4 @@ def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, 
     for cells in arms.values():
         assert run_group(bench, cells) == {}
         taus += [bench.evaluate(cell)["tau"] for cell in cells]
-    assert len(arms) == {"longspark": 8, "full": 6}[name] and all(value >= 1 for value in taus)
+    assert len(arms) == {"longspark": 9, "full": 6}[name] and all(value >= 1 for value in taus)

@@ -38,7 +38,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, inside: Tensor) -> Par
         inside = inside[..., None, None, None, None, :]
         scores = scores.masked_fill(~inside, EMPTY)
         log_total = scores.logsumexp(-1)
-        weights = (scores - log_total.unsqueeze(-1)).exp() * inside
+        weights = scores.softmax(-1) * inside  # not exp of a difference: that is slow where it underflows
         mean = torch.einsum("...lkgrn,...nlkd->...lkgrd", weights, values.to(wide))
     return Partial(log_total=log_total.flatten(-3, -2), mean=mean.flatten(-4, -3))
 
