@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.tiny_drafters import (
     random_prompts,
     randomise,
 )
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, assert_close_sums
 from treedraft import losses
 from treedraft.cells import Workbench
 from treedraft.config import Acceptance, DecodeConfig, Sampling, TrainConfig
@@ -451,6 +452,42 @@ def test_training_falls_is_saved_and_loaded(tiny: Target, tmp_path: Path, optimi
     assert tiny.taps == loaded.taps == drafter.taps and tiny.taps.cached == (0, 1)
     for name, weight in drafter.state_dict().items():
         assert torch.equal(weight, loaded.state_dict()[name])
+
+
+def test_the_gradient_is_the_same_for_any_split(tiny64: Target, tmp_path: Path) -> None:
+    """Of a whole step and of its sequences one by one; what pads a sequence or lies behind its last anchor is not seen."""
+    drafter = drafter_for(tiny64, correction={"name": "markov", "rank": 6})
+    features = features_for(tiny64, drafter, tmp_path)
+    batch = batch_for_step(features, usable_sequences(features), CONFIG, drafter.depth, 0)
+    step, gradients = TrainStep(drafter, tiny64, CONFIG), []
+    rows = [batch.rows(slice(i, i + 1)) for i in range(len(batch.ids))]
+    for parts in ([batch], rows):
+        drafter.zero_grad()
+        for part in parts:
+            step(part).loss.backward()
+        gradients.append({name: weight.grad.clone() for name, weight in drafter.named_parameters() if weight.grad is not None})
+    assert gradients[0].keys() == dict(drafter.named_parameters()).keys()
+    for name, gradient in gradients[0].items():
+        assert_close_sums(gradients[1][name], gradient)
+    with torch.no_grad():
+        before = step(batch).loss
+        batch.taps[torch.arange(batch.ids.shape[1]) >= (batch.anchors.max(1).values + 1)[:, None]] = 1e4
+        assert_close(step(batch).loss, before)
+
+
+def test_half_precision_trains_and_sums_in_float32(tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    types = set()
+    whole = summary.scan
+
+    def watched(parts: Partial) -> Partial:
+        types.update({parts.log_total.dtype, parts.mean.dtype})
+        return whole(parts)
+
+    monkeypatch.setattr(summary, "scan", watched)
+    drafter = make_drafter(tiny, context=LONGSPARK, num_layers=2, correction={"name": "markov", "rank": 6}, random=False).requires_grad_(True)
+    config = TrainConfig(**{**{name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}, "steps": 3, "precision": "bf16"})
+    result = Trainer(drafter=drafter, target=tiny, features=features_for(tiny, drafter, tmp_path), config=config, folder=tmp_path / "run").run()
+    assert types == {torch.float32} and math.isfinite(result["loss"])
 
 
 def test_queries_learn_as_queries_and_as_keys(tiny64: Target) -> None:
