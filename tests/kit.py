@@ -7,11 +7,11 @@ tables in tests/contracts/tree_tables.py, plain decoding in treedraft.speculate.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from treedraft.backbones._block import Memory
 from treedraft.targets.hf import Target
 from treedraft.trees.mask import depths_of
 from treedraft.trees.scorers import MarginalScorer
@@ -25,11 +25,10 @@ class Stub:
         self.target, self.ids, self.shift = target, torch.tensor(ids), shift
         self.config = SimpleNamespace(first_slot=1)
 
-    def remember(self, taps: Tensor, positions: Tensor) -> Memory:
-        rows = torch.zeros((1, taps.shape[1], 1, 1))
-        return Memory(keys=[rows], values=[rows.clone()])
+    def open(self, num_requests: int, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(append=lambda *_: None, memory=None)
 
-    def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
+    def hidden(self, memory: None, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
         return (anchors[..., None] + 1 + torch.arange(depth))[..., None]
 
     def scorer(

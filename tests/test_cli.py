@@ -75,6 +75,9 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.train", "--set", "nonsense"], ["KEY=VALUE"]),
         (["treedraft.train", "--config", "nowhere.toml"], ["nowhere.toml"]),
         (["treedraft.bench", "tre"], ["tre", "tree"]),
+        (["treedraft.bench", "context", "--tokens", "0"], ["--tokens", "0"]),
+        (["treedraft.decode", "--target", "tiny", "--rope-scaling", "yarn:2", "hi"], ["yarn:2", "ntk:4"]),
+        (["treedraft.train", "--rope-scaling", "4"], ["'4'", "ntk:4"]),
         (["treedraft.data", "show", "nowhere"], ["nowhere"]),
     ],
 )
@@ -152,6 +155,40 @@ def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:
         measured = run("treedraft.bench", name, *flags, *more, runs=tmp_path, **cache)
         assert measured.returncode == 0, measured.stderr
         assert keys <= json.loads((tmp_path / "numbers.json").read_text()).keys()
+
+
+def test_bench_context_writes_numbers_a_table_and_a_figure(tmp_path: Path) -> None:
+    out = tmp_path / "context.json"
+    flags = ["--tokens", "300", "3000", "--layers", "2", "--depth", "3", "--repeats", "1", "--output", str(out)]
+    measured = run("treedraft.bench", "context", *flags, runs=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    record = json.loads(out.read_text())
+    rows = pd.read_csv(out.with_suffix(".csv"))
+    assert rows.context.tolist() == ["full", "full", "longspark", "longspark"] and (rows.draft_ms > 0).all() and (rows.update_ms > 0).all()
+    held = {name: part.set_index("tokens").bytes.to_dict() for name, part in rows.groupby("context")}
+    assert held["full"][3000] == 10 * held["full"][300] and held["longspark"][3000] == held["longspark"][300]
+    assert record["3000 tokens"]["full bytes"] == held["full"][3000] and (rows.shared_bytes <= rows.bytes).all()
+    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_longspark_drafter_from_a_file_under_scaled_angles(tmp_path: Path) -> None:
+    """Trained from a TOML file, stored with its scaling, decoded under it, and refused without."""
+    config = tmp_path / "drafter.toml"
+    config.write_text(
+        'target = "tiny"\nmethod = "longspark"\n[drafter]\nbackbone = { num_layers = 2 }\ncontext = { window = 6, summary = 3 }\n'
+        "correction = { rank = 4 }\n[train]\nsteps = 3\nsequences = 4\nanchors = 2\n[data]\ntokens = 300\nmax_new_tokens = 16\n"
+    )
+    out = tmp_path / "drafter"
+    trained = run("treedraft.train", "--config", str(config), "--rope-scaling", "ntk:4", "--export", str(out), runs=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    stored = json.loads((out / "config.json").read_text())
+    assert stored["training"]["rope_scaling"] == stored["target"]["rope_scaling"] == "ntk:4"
+    assert stored["drafter"]["context"] == {"name": "longspark", "window": 6, "summary": 3}
+    flags = ["--target", "tiny", "--drafter", str(out), "--max-new-tokens", "8", "--compare", "--json", "word " * 400]
+    decoded = run("treedraft.decode", "--rope-scaling", "ntk:4", *flags, runs=tmp_path)
+    record = json.loads(decoded.stdout)
+    assert record["identical"] is True and record["rope_scaling"] == "ntk:4"
+    one_sentence(run("treedraft.decode", *flags, runs=tmp_path), "trained under rope scaling ntk:4", "--rope-scaling ntk:4")
 
 
 def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> None:

@@ -211,3 +211,28 @@ def test_arms_that_train_differently_are_told_apart_and_share_what_is_equal(tmp_
     methods = load_grid(write(tmp_path, plain + '[[arms]]\nmethod = ["dflash", "jetspec++"]\n'))
     assert [arm.label for arm in methods.arms] == ["dflash", "jetspec++"]
     assert methods.arms[1].name == "tiny-causal-attention-s0"
+
+
+def test_labels_name_the_numbers_in_which_drafters_differ(tmp_path: Path) -> None:
+    arms = """
+[[arms]]
+context = [
+    { name = "longspark", window = 8, summary = 2 },
+    { name = "longspark", window = 8, summary = 4 },
+    { name = "longspark", window = 8, summary = 4, boundary = false },
+]
+correction = { name = "markov", rank = 4 }
+[[arms]]
+context = "longspark"
+correction = [{ name = "attention", mlp = false }, { name = "attention", mlp = true }]
+[[arms]]
+correction = { name = "none" }
+block_size = [8, 16]
+"""
+    named = GRID.replace("backbone = { num", 'backbone = { name = "causal", num')
+    text = named[: named.index("[[arms]]")] + arms + named[named.index("[decode]") :]
+    labels = [cell.arm.label for cell in load_grid(write(tmp_path, text)).cells]
+    longspark = [f"causal/longspark-{part}/markov" for part in ("summary2", "summary4", "summary4-no-boundary")]
+    assert list(dict.fromkeys(labels)) == [
+        *longspark, "causal/longspark/attention", "causal/longspark/attention-mlp", "causal/none/b8", "causal/none/b16",
+    ]  # fmt: skip

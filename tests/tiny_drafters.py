@@ -23,10 +23,19 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 CORRECTIONS = [{"name": name, **options} for name in registry.names("corrections") for options in _OPTIONS.get(name, [{}])]
 BACKBONES = registry.names("backbones")
+CONTEXTS: list[dict[str, Any]] = [
+    {"name": "full"},
+    {"name": "longspark", "window": 6, "summary": 3},
+    {"name": "longspark", "window": 6, "summary": 0},
+    {"name": "longspark", "window": 0, "summary": 3},
+    {"name": "longspark", "window": 4, "summary": 2, "boundary": False, "slots": "rotary"},
+    {"name": "longspark", "window": 0, "summary": 0, "slots": "interpolate"},
+]
+LONGSPARK = CONTEXTS[1]
 
 
 def name_of(component: dict[str, Any]) -> str:
-    return "-".join(str(value) for key, value in component.items() if key != "rank")
+    return "-".join(f"{key}{value}" if isinstance(value, int) else str(value) for key, value in component.items() if key != "rank")
 
 
 def randomise(module: nn.Module, seed: int = 0, scale: float = 0.2) -> None:
@@ -45,6 +54,7 @@ def make_drafter(
     seed: int = 0,
     random: bool = True,
     num_layers: int = 1,
+    norm: str = "own",
     d2t: torch.Tensor | None = None,
     **fields: Any,
 ) -> Drafter:
@@ -52,7 +62,7 @@ def make_drafter(
     correction = {"name": correction} if isinstance(correction, str) else correction
     draft_vocab_size = None if d2t is None else len(d2t)
     config = DrafterConfig(
-        backbone={"name": backbone, "num_layers": num_layers}, correction=correction, draft_vocab_size=draft_vocab_size,
+        backbone={"name": backbone, "num_layers": num_layers, "norm": norm}, correction=correction, draft_vocab_size=draft_vocab_size,
         **{"block_size": 6, **fields},
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

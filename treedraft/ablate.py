@@ -134,7 +134,11 @@ def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
     missing = [cell for cell in cells if not is_done(cell_folder(cell))]
     if not missing:
         return {}
-    bench = Workbench(missing[0].arm.target, cache_gb=arguments.cache_gb)
+    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing})
+    if len(scalings) > 1:
+        raise ValueError(f"one target serves a grid: train.rope_scaling is one for all arms, not {', '.join(scalings)}")
+    first = missing[0].arm
+    bench = Workbench(first.target, cache_gb=arguments.cache_gb, rope_scaling=first.train.rope_scaling)
     by_arm: dict[str, list[Cell]] = {}
     for cell in missing:
         by_arm.setdefault(cell.arm.train_id, []).append(cell)

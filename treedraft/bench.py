@@ -6,6 +6,7 @@ vocabulary  what a reduced draft vocabulary costs in tau: the same drafter restr
 decode      whole answers against transformers' own `generate`, same target, prompts, threads and ids
 replay      measuring tau along recorded answers against measuring it live
 profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
+context     drafting time and bytes of a fixed-size context against the full one's, from 1K to 128K tokens
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ProfileArguments:
 def main() -> int:
     commands: dict[str, Callable[[], int]] = {
         "tree": _tree, "train": _train, "vocabulary": _vocabulary, "decode": _decode, "replay": _replay,
-        "profile": _profile,
+        "profile": _profile, "context": _context,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
@@ -351,6 +352,12 @@ def _profile() -> int:
         print("   fitted " + "".join(f"{fitted[nodes - 1] * 1e3:8.1f}" for nodes in NODES))
         record[f"verify_ms_behind_{context}"] = {str(nodes): value * 1e3 for nodes, value in zip(NODES, seconds, strict=True)}
     return _finish(record, arguments.output)
+
+
+def _context() -> int:
+    from treedraft.bench_context import main as measure
+
+    return measure()
 
 
 def _same(first: DraftTree, second: DraftTree) -> bool:

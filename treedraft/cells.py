@@ -21,7 +21,7 @@ from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
 from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
 from treedraft.data.prompts import default_set, prompt_set
-from treedraft.drafter import Drafter, shape_for
+from treedraft.drafter import Drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
@@ -56,9 +56,11 @@ def steps_done(arm: Arm) -> int:
 class Workbench:
     """A target with what its cells share: training features, recorded trajectories, loaded drafters."""
 
-    def __init__(self, target_name: str, *, cache_gb: float, dtype: str | None = None) -> None:
-        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype}
-        self.target: Target = load_target(target_name, dtype=parse_dtype(dtype))
+    def __init__(
+        self, target_name: str, *, cache_gb: float, dtype: str | None = None, rope_scaling: str | None = None
+    ) -> None:
+        self.settings = {"target_name": target_name, "cache_gb": cache_gb, "dtype": dtype, "rope_scaling": rope_scaling}
+        self.target: Target = load_target(target_name, dtype=parse_dtype(dtype), rope_scaling=rope_scaling)
         self.cache_gb = cache_gb
         self._features: dict[str, FeatureCache] = {}
         self._replays: dict[str, Replay] = {}
@@ -107,8 +109,9 @@ class Workbench:
 
     def features(self, data: DataConfig, drafter: DrafterConfig) -> FeatureCache:
         """The feature cache for a data set and tapped layers, filled."""
-        self.target.tap(drafter.tap_layers or self.target.default_tap_layers)
-        key = canonical(data) + str(self.target.tap_layers)
+        taps = taps_for(self.target, drafter)
+        self.target.tap(taps.layers, cached=taps.cached)
+        key = canonical(data) + str(taps)
         if key not in self._features:
             sequences = training_sequences(self.target, data)
             cache = FeatureCache(runs_folder() / "features", self.target, sequences, limit_gb=self.cache_gb)
@@ -133,6 +136,7 @@ class Workbench:
             "target": self.target.fingerprint(),
             "dtype": str(self.target.dtype),
             "noise": noise.SCHEME,
+            "rope_scaling": self.target.rope_scaling,
         }
         name = f"{self.target.name.replace('/', '--')}-t{temperature:g}-{short_hash(identity)}.json"
         path = runs_folder() / "trajectories" / name

@@ -71,7 +71,8 @@ class TrainConfig:
     """One training run. A step takes `sequences` trajectories with `anchors` blocks each.
 
     `decay` is gamma of exp(-(k - 1) / gamma) over draft positions k, None for uniform weights. `micro_batches` splits a
-    step's sequences without changing its gradient. `init` is a drafter folder to go on from.
+    step's sequences without changing its gradient. `init` is a drafter folder to go on from. `rope_scaling` stretches the
+    rotary angles of target and drafter alike (see `ntk_factor`).
     """
 
     objective: Literal["ce", "forward_kl", "dspark"] = "forward_kl"
@@ -89,8 +90,11 @@ class TrainConfig:
     checkpoint_every: int = 100
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     init: str | None = None
+    rope_scaling: str | None = None
 
     def __post_init__(self) -> None:
+        if self.rope_scaling is not None:
+            ntk_factor(self.rope_scaling)
         _positive(
             "train", steps=self.steps, sequences=self.sequences, anchors=self.anchors, micro_batches=self.micro_batches,
             learning_rate=self.learning_rate, clip=self.clip, decay=self.decay, checkpoint_every=self.checkpoint_every,
@@ -229,6 +233,18 @@ class Sampling:
 def _temperature(owner: str, value: float) -> None:
     if not 0 <= value < float("inf"):
         raise ValueError(f"{owner} temperature is {value}; 0 (greedy) or a positive number")
+
+
+def ntk_factor(scaling: str) -> float:
+    """"ntk:4" -> 4.0: fixed NTK scaling, how many times longer a context the rotary angles are made for."""
+    kind, _, text = scaling.partition(":")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if kind != "ntk" or not 1 <= factor < math.inf:
+        raise ValueError(f"rope scaling {scaling!r}: expected ntk:FACTOR with a factor of at least 1, as in ntk:4")
+    return factor
 
 
 def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Config:

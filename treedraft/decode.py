@@ -85,6 +85,8 @@ class Arguments:
     """Draw the tree of the round that accepted most."""
     json: bool = False
     """Print one JSON object a prompt on standard output, and nothing else there."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     device: str | None = None
     dtype: str | None = None
     """float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
@@ -189,7 +191,9 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
     from treedraft.drafter import load_drafter
     from treedraft.targets import load_target, parse_dtype
 
-    target = load_target(arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype))
+    target = load_target(
+        arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling
+    )
     return target, load_drafter(arguments.drafter, target=target)
 
 
@@ -272,6 +276,8 @@ class _Command:
             shape |= {"width": config.width, "budget": self.arguments.budget, "admit": config.admit}
         if config.candidates is not None:
             shape["candidates"] = config.candidates
+        if self.arguments.rope_scaling is not None:
+            shape["rope_scaling"] = self.arguments.rope_scaling
         sampling = {name: value for name, value in asdict(self.sampling).items() if value not in (None, ())}
         return {"target": self.target.name, "depth": config.depth, **shape, "accept": rule, "lossless": rule not in LOSSY,
                 "sampling": sampling, "temperature": config.temperature, "seed": self.arguments.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 
 from treedraft import config as configs
 from treedraft import files, registry
-from treedraft.backbones._block import BlockBackbone, Memory
+from treedraft.backbones._block import BlockBackbone
 from treedraft.config import DrafterConfig, Rung
+from treedraft.contexts._seam import Context, State
 from treedraft.corrections._seam import Borrowed, Correction
 from treedraft.ops.layers import Shape
+from treedraft.ops.memory import Memory, Taps, Whole
 from treedraft.ops.packed import pack_linears, packed_head
+from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target
 from treedraft.trees.scorers import BackboneScorer, CandidateScorer, ConditionalScorer, Scorer
 
@@ -27,18 +31,27 @@ _STORED_PREFIXES = {"backbone.": "", "context.": "", "correction.": "correction.
 
 def shape_for(target: Target, config: DrafterConfig) -> Shape:
     """The sizes a drafter takes over from its target."""
-    heads = target.config.num_attention_heads
     return Shape(
         hidden_size=target.hidden_size,
-        num_heads=heads,
-        kv_heads=target.config.num_key_value_heads or heads,
-        head_dim=getattr(target.config, "head_dim", None) or target.hidden_size // heads,
+        num_heads=target.config.num_attention_heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
         intermediate_size=target.config.intermediate_size,
         rms_norm_eps=target.config.rms_norm_eps,
         vocab_size=target.vocab_size,
         draft_vocab_size=min(config.draft_vocab_size or target.default_draft_vocab_size, target.vocab_size),
-        num_taps=len(config.tap_layers or target.default_tap_layers),
+        num_taps=len(taps_for(target, config).layers),
     )
+
+
+def taps_for(target: Target, config: DrafterConfig, *, trained: Sequence[int] | None = None) -> Taps:
+    """What a drafter's context reads of a target; `trained` are the layers of a full context that names none itself."""
+    _, options = _options("contexts", config.context)
+    _, backbone = _options("backbones", config.backbone)
+    return options.taps(
+        chosen=config.tap_layers or (tuple(trained) if trained else None), default=target.default_tap_layers,
+        num_layers=target.num_layers, draft_layers=backbone.num_layers,
+    )  # fmt: skip
 
 
 class Drafter(nn.Module):
@@ -54,7 +67,14 @@ class Drafter(nn.Module):
         super().__init__()
         self.config, self.shape = config, shape
         self.backbone: BlockBackbone = _build("backbones", config.backbone, shape)
-        self.context: Any = _build("contexts", config.context, shape)
+        block = {"num_layers": self.backbone.config.num_layers, "num_slots": config.block_size}
+        self.context: Context = _build("contexts", config.context, shape, **block)
+        own = self.backbone.shape
+        if self.context.reads_cache and (own.num_heads, own.kv_heads) != (shape.num_heads, shape.kv_heads):
+            raise ValueError(
+                f"the context {config.context['name']!r} reads the target's keys: the backbone needs its {shape.num_heads} "
+                f"query and {shape.kv_heads} key-value heads, not {own.num_heads} and {own.kv_heads}"
+            )
         self.correction: Correction = _build("corrections", config.correction, shape)
         self.register_buffer("d2t", torch.arange(shape.draft_vocab_size) if d2t is None else d2t, persistent=False)
         assert len(self.d2t) == shape.draft_vocab_size
@@ -64,6 +84,7 @@ class Drafter(nn.Module):
         self.provenance: dict[str, Any] = {}
         self.lineage: dict[str, Any] | None = None  # how the weights that training started from were trained
         self.borrowed: Borrowed | None = None
+        self.taps = Taps(layers=())  # of the target it is attached to
         self.mask_token_id = -1
 
     def attach(self, target: Target) -> Drafter:
@@ -77,12 +98,18 @@ class Drafter(nn.Module):
                 f"this drafter was trained for {made_for['name']} ({made_for['fingerprint']}), "
                 f"the target is {target.name} ({target.fingerprint()}): they do not fit"
             )
+        scaling = made_for and made_for.get("rope_scaling")
+        if scaling and scaling != target.rope_scaling:
+            raise ValueError(
+                f"this drafter was trained under rope scaling {scaling}, the target runs under {target.rope_scaling or 'none'}: "
+                f"pass --rope-scaling {scaling}"
+            )
         mask_token_id = self.provenance.get("mask_token_id", target.mask_token_id)
         if mask_token_id != target.mask_token_id:
             raise ValueError(f"this drafter fills slots with token {mask_token_id}, the target's mask is {target.mask_token_id}")
-        layers = tuple(self.config.tap_layers or self.provenance.get("tap_layers") or target.default_tap_layers)
-        if layers != target.tap_layers:
-            target.tap(layers)
+        self.taps = taps_for(target, self.config, trained=self.provenance.get("tap_layers"))
+        if self.taps != target.taps:
+            target.tap(self.taps.layers, cached=self.taps.cached)
         head_weight = target.head_weight
         if len(self.d2t) != target.vocab_size:
             head_weight = head_weight[self.d2t.to(target.device)]
@@ -98,6 +125,7 @@ class Drafter(nn.Module):
         whole = pack and len(self.d2t) == target.vocab_size
         self.borrowed = Borrowed(
             embed=lambda ids: nn.functional.embedding(ids, embedding),
+            norm=target.final_norm,
             head=target.head if whole else packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
             head_rows=lambda columns: nn.functional.embedding(columns, head_weight),
             rotary=target.rotary,
@@ -115,19 +143,26 @@ class Drafter(nn.Module):
 
     # -- the three stages -------------------------------------------------------------------------------------
 
-    def remember(self, taps: Tensor, positions: Tensor) -> Memory:
-        """Draft-layer keys and values of prefix rows: taps [S, T, C] at absolute positions [S, T] or [T]."""
-        features = self.context(taps.to(next(self.parameters()).dtype))
-        return self.backbone.remember(features, positions, self.lent.rotary)
+    def remember(self, taps: Tensor, positions: Tensor) -> Whole:
+        """Whole sequences, any anchor of which may be asked for: taps [S, T, C] at absolute positions [S, T] or [T]."""
+        return self.context.remember(taps, positions, self.backbone, self.lent.rotary)
+
+    def open(self, num_requests: int, *, capacity: int = 256, cache: RowCache | None = None) -> State:
+        """Requests without a prefix. A context that reads the target's own rows takes them from `cache`, or copies them."""
+        return self.context.open(
+            num_requests, self.backbone, self.lent.rotary, capacity=capacity,
+            cache=None if cache is None else lambda ends, size: [cache.before(layer, ends, size) for layer in self.taps.cached],
+        )  # fmt: skip
 
     def hidden(self, memory: Memory, anchor_tokens: Tensor, anchors: Tensor, depth: int) -> Tensor:
         """Hidden states [S, A, D, H] of the D drafted slots behind anchors: tokens, absolute positions [S, A]."""
         first = self.config.first_slot
         ids = anchor_tokens.new_full((*anchor_tokens.shape, depth + first), self.mask_token_id)
         ids[..., 0] = anchor_tokens
-        visible = self.context.visible(anchors, memory.keys[0].shape[1])
-        block = self.backbone(self.lent.embed(ids), anchors, memory, visible, self.lent.rotary)
-        return block[..., first:, :]
+        seen = memory.at(anchors)
+        inputs = self.context.inputs(self.lent.embed(ids), seen)
+        block = self.backbone(inputs, anchors, seen, self.lent.rotary)[..., first:, :]
+        return self.lent.norm(block) if self.backbone.norm is None else block
 
     def scorer(
         self, hidden: Tensor, anchor: Tensor, rung: Rung = "conditional", *, candidates: int | None = None
@@ -231,38 +266,20 @@ class Prefix:
     Law: appending in any chunks equals remembering the whole prefix at once; rejected rows leave no trace.
     """
 
-    def __init__(self, drafter: Drafter, *, capacity: int = 256) -> None:
-        self.drafter, self.length, self.capacity = drafter, 0, capacity
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+    def __init__(self, drafter: Drafter, *, capacity: int = 256, cache: RowCache | None = None) -> None:
+        self.state = drafter.open(1, capacity=capacity, cache=cache)
 
-    @torch.no_grad()
-    def append(self, taps: Tensor) -> None:
-        """Add rows taps [n, C] at the next n positions."""
-        end = self.length + len(taps)
-        new = self.drafter.remember(taps[None], torch.arange(self.length, end, device=taps.device))
-        if not self._keys or end > self._keys[0].shape[1]:
-            self._grow(new, end)
-        for stores, added in ((self._keys, new.keys), (self._values, new.values)):
-            for store, rows in zip(stores, added, strict=True):
-                store[:, self.length : end] = rows
-        self.length = end
+    @property
+    def length(self) -> int:
+        return self.state.lengths[0]
 
     @property
     def memory(self) -> Memory:
-        """Views of the rows so far."""
-        return Memory(
-            keys=[keys[:, : self.length] for keys in self._keys],
-            values=[values[:, : self.length] for values in self._values],
-        )
+        return self.state.memory
 
-    def _grow(self, like: Memory, rows: int) -> None:
-        self.capacity = max(2 * self.capacity if self._keys else self.capacity, rows)
-        for name, added in (("_keys", like.keys), ("_values", like.values)):
-            fresh = [tensor.new_zeros((1, self.capacity, *tensor.shape[2:])) for tensor in added]
-            for new, old in zip(fresh, getattr(self, name), strict=False):
-                new[:, : self.length] = old[:, : self.length]
-            setattr(self, name, fresh)
+    def append(self, taps: Tensor) -> None:
+        """Add rows taps [n, C] at the next n positions."""
+        self.state.append(taps[None], [len(taps)], [0])
 
 
 def shipped_drafters(target_name: str) -> list[str]:
@@ -302,11 +319,17 @@ def _load(name: str | None, target: Target) -> Drafter:
     return Drafter.from_pretrained(chosen, target=target)
 
 
-def _build(seam: str, component: configs.Component, shape: Shape) -> Any:
+def _options(seam: str, component: configs.Component) -> tuple[Any, Any]:
+    """A component's module and its checked config."""
     options = {key: value for key, value in component.items() if key != "name"}
     module = registry.load(seam, component["name"])
     kind = seam.removesuffix("s")
-    return module.Component(configs.parse(module.Config, options, where=f"{kind} {component['name']!r}"), shape)
+    return module, configs.parse(module.Config, options, where=f"{kind} {component['name']!r}")
+
+
+def _build(seam: str, component: configs.Component, shape: Shape, **block: int) -> Any:
+    module, options = _options(seam, component)
+    return module.Component(options, shape, **block)
 
 
 def _stored_name(name: str) -> str:

@@ -19,6 +19,7 @@ from treedraft.config import DecodeConfig
 from treedraft.data.prompts import Prompt
 from treedraft.drafter import Drafter
 from treedraft.metrics import Rounds
+from treedraft.ops.memory import Taps
 from treedraft.targets.generate import generate
 from treedraft.targets.hf import Target
 from treedraft.trees.best_first import BestFirst
@@ -96,7 +97,7 @@ class Replay:
         # Neighbours in length share a batch, so that little is padded.
         self.trajectories = sorted(trajectories, key=lambda item: len(item.ids))
         self.groups = [self.trajectories[i : i + at_once] for i in range(0, len(self.trajectories), at_once)]
-        self.taps: dict[tuple[int, ...], list[Tensor]] = {}
+        self.taps: dict[Taps, list[Tensor]] = {}
 
     @torch.no_grad()
     def run(self, drafter: Drafter, config: DecodeConfig) -> list[Rounds]:
@@ -106,8 +107,8 @@ class Replay:
         return [rounds for group, features in pairs for rounds in _replay_group(drafter, config, group, features)]
 
     def _taps(self) -> list[Tensor]:
-        """Features [S, T, C] of every group under the layers that the target taps now."""
-        key = self.target.tap_layers
+        """Features [S, T, C] of every group under what the target taps now."""
+        key = self.target.taps
         if key not in self.taps:
             self.taps[key] = [self._trace(_padded_ids(group)) for group in self.groups]
         return self.taps[key]

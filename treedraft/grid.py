@@ -20,7 +20,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,8 @@ from treedraft.methods import method
 from treedraft.run import assets_folder
 
 COMPONENTS = ("backbone", "context", "correction")
+# Fields of a drafter that a label may have to name, and how.
+_FIELDS = {"block_size": "b", "layout": "", "draft_vocab_size": "v", "tap_layers": "taps"}
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -238,7 +240,7 @@ def _labels(drafts: list[tuple[str | None, DrafterConfig, TrainConfig]]) -> list
     for (_, drafter, train), label in zip(drafts, short, strict=True):
         alike = [draft for text, draft in zip(short, drafts, strict=True) if text == label]
         others = [other for _, other, _ in alike]
-        full = label_of(drafter, others) if any(other != drafter for other in others) else label
+        full = label_of(drafter, shown=_differing(others)) if any(other != drafter for other in others) else label
         words = [_word(key, getattr(train, key)) for key in TrainConfig.__dataclass_fields__
                  if key != "seed" and len({getattr(other, key) for _, _, other in alike}) > 1]  # fmt: skip
         labels.append(", ".join([full, *words]))
@@ -249,31 +251,43 @@ def _word(key: str, value: Any) -> str:
     return value if isinstance(value, str) else f"no {key}" if value is None else f"{key} {value:g}"
 
 
-def label_of(drafter: DrafterConfig, among: Sequence[DrafterConfig] = ()) -> str:
-    """A readable name: backbone, context unless full, correction, their words and switches, and the numbers in which it
-    differs from those `among` which it has to be told apart."""
-    parts = [_words(drafter, name, among) for name in COMPONENTS if name != "context" or drafter.context["name"] != "full"]
-    letters = {"block_size": "b", "layout": "", "draft_vocab_size": "v", "tap_layers": "taps"}
-    for name, letter in letters.items():
+def _differing(drafters: list[DrafterConfig]) -> frozenset[str]:
+    """Options (correction.rank) and fields (block_size) that are not the same in all."""
+    values: dict[str, set[str]] = {}
+    tables = [_flat(drafter) for drafter in drafters]
+    for key in {key for table in tables for key in table}:
+        values[key] = {canonical([table.get(key)]) for table in tables}
+    return frozenset(key for key, found in values.items() if len(found) > 1)
+
+
+def _flat(drafter: DrafterConfig) -> dict[str, Any]:
+    options = {f"{seam}.{key}": value for seam in COMPONENTS for key, value in getattr(drafter, seam).items()}
+    return options | {name: getattr(drafter, name) for name in _FIELDS}
+
+
+def label_of(drafter: DrafterConfig, *, shown: frozenset[str] = frozenset()) -> str:
+    """A readable name: backbone, context unless full, correction, their options in words, and the numbers `shown`."""
+    seams = COMPONENTS if drafter.context["name"] != "full" else ("backbone", "correction")
+    parts = ["-".join(_words(seam, getattr(drafter, seam), shown)) for seam in seams]
+    for name, prefix in _FIELDS.items():
         value = getattr(drafter, name)
-        if any(getattr(other, name) != value for other in among):
-            parts.append(letter + ("-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+        if name in shown and value is not None:
+            parts.append(prefix + ("-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "/".join(parts)
 
 
-def _words(drafter: DrafterConfig, component: str, among: Sequence[DrafterConfig]) -> str:
-    options: Mapping[str, Any] = getattr(drafter, component)
-    words = [str(options["name"]).rpartition(".")[2]]
-    for key, value in options.items():
-        if key == "name" or value is False:
-            continue
+def _words(seam: str, component: Mapping[str, Any], shown: frozenset[str]) -> Iterator[str]:
+    yield str(component["name"]).rpartition(".")[2]
+    for key, value in component.items():
+        differs = f"{seam}.{key}" in shown
         if value is True:
-            words.append(key)
-        elif isinstance(value, str):
-            words.append(value)
-        elif any(getattr(other, component).get(key) != value for other in among):
-            words.append(f"{key}{value}")
-    return "-".join(words)
+            yield key
+        elif value is False and differs:
+            yield f"no-{key}"
+        elif isinstance(value, str) and key != "name":
+            yield value
+        elif not isinstance(value, (bool, str)) and differs:
+            yield key + "-".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{key}{value}"
 
 
 def _matches(first: str, second: str, labels: list[str]) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "jetspec": {"backbone": "causal", "correction": "none", "layout": "fill-in", "block_size": 16},
     # anchor-first: the anchor's slot predicts too, 7 slots are 7 drafts
     "dspark": {"backbone": "bidirectional", "correction": "markov", "layout": "anchor-first", "block_size": 7},
+    # a state of fixed size instead of a context that grows; the target's own final norm
+    "longspark": {
+        "backbone": {"name": "bidirectional", "norm": "target"}, "context": "longspark", "correction": "markov",
+        "layout": "anchor-first", "block_size": 7,
+    },
     # the post's attention-only layer on a causal block
     "jetspec++": {"backbone": "causal", "correction": "attention", "layout": "fill-in", "block_size": 16},
 }

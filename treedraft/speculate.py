@@ -162,9 +162,9 @@ def generate(
     ledger = Ledger(target.device)
     result = Generation(seconds=ledger.seconds)
     with ledger.stage("prefill"):
-        start = target.prefill(prompt)
-        prefix = Prefix(drafter, capacity=min(len(prompt) + max_new_tokens, target.max_length))
-        prefix.append(start.taps)
+        capacity = min(len(prompt) + max_new_tokens, target.max_length)
+        prefix = Prefix(drafter, capacity=capacity, cache=target.cache)
+        start = target.prefill(prompt, take=prefix.append)
         stopper.take([sampler.draw(start.logits[-1], [])])
     step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), profile, sampler, stopper, ledger)
     while stopper.reason is None and target.length + 1 < target.max_length:

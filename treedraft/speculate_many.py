@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from treedraft.backbones._block import Memory
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.costs import Profile
 from treedraft.drafter import Drafter
@@ -98,13 +98,12 @@ class _Group:
         self.longest = min(max(map(len, prompts)) + max_new_tokens, target.max_length)
         self.num_rounds = 0
         self.requests = Requests(target, prompts, capacity=self.longest + config.budget)
-        self.memory = Memory(keys=[], values=[])
+        self.state = drafter.open(len(rows), capacity=self.longest + config.depth + 1, cache=self.requests.cache)
 
     def run(self) -> None:
         with self.ledger.stage("prefill"):
             for place, row in enumerate(self.rows):
-                start = self.requests.prefill(place)
-                self._remember(start.taps[None], torch.tensor([place]), torch.zeros((1, 1), dtype=torch.int64))
+                start = self.requests.prefill(place, take=partial(self._append, place))
                 row.stopper.take([row.sampler.draw(start.logits[-1], [])])
         self._charge()
         self._leave()
@@ -121,11 +120,7 @@ class _Group:
         # The deepest node of the longest row has to be inside the window.
         depth = min(self.config.depth, self.target.max_length - 1 - longest)
         with self.ledger.stage("draft"):
-            seen = Memory(
-                keys=[keys[:, :longest] for keys in self.memory.keys],
-                values=[values[:, :longest] for values in self.memory.values],
-            )
-            hidden = self.drafter.hidden(seen, anchors[:, None], lengths[:, None], depth)[:, 0]
+            hidden = self.drafter.hidden(self.state.memory, anchors[:, None], lengths[:, None], depth)[:, 0]
             scorer = self.drafter.scorer(hidden, anchors, self.config.scorer, candidates=self.config.candidates)
         with self.ledger.stage("build"):
             cost = self.profile.at(longest, len(self.rows)) if self.profile is not None else None
@@ -153,28 +148,19 @@ class _Group:
                 paths.append(path)
                 bonuses.append(bonus)
         with self.ledger.stage("commit"):
-            counts = torch.tensor([len(path) for path in paths], device=device)
-            padded = torch.tensor([path + [0] * (int(counts.max()) - len(path)) for path in paths], device=device)
-            self.requests.commit(padded, counts)
+            counts = [len(path) for path in paths]
+            padded = torch.tensor([path + [0] * (max(counts) - len(path)) for path in paths], device=device)
+            self.requests.commit(padded, torch.tensor(counts, device=device))
             taps = verified.taps.gather(1, padded[:, :, None].expand(-1, -1, verified.taps.shape[2]))
-            # Rows of padding lie behind a request's length: unseen, and written over by what comes next.
-            self._remember(taps, torch.arange(len(self.rows)), lengths[:, None])
+            self.state.append(taps, counts, range(len(counts)))
         for place, (row, path, bonus) in enumerate(zip(self.rows, paths, bonuses, strict=True)):
             tree = trees.tree(place)
             room = self.target.max_length - 1 - int(lengths[place])
             count = row.stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
             row.answer.rounds.append(Round(tree=tree, path=path, emitted=count))
 
-    def _remember(self, taps: Tensor, rows: Tensor, starts: Tensor) -> None:
-        """Write taps [B, n, C] of requests `rows` [B] at columns starts [B, 1] + 0 .. n - 1 of the drafter's memory."""
-        columns = starts.to(taps.device) + torch.arange(taps.shape[1], device=taps.device)
-        new = self.drafter.remember(taps, columns)
-        if not self.memory.keys:
-            room = self.longest + self.config.depth + 1
-            stores = [[x.new_zeros((len(self.rows), room, *x.shape[2:])) for x in part] for part in (new.keys, new.values)]
-            self.memory = Memory(keys=stores[0], values=stores[1])
-        for store, added in zip((*self.memory.keys, *self.memory.values), (*new.keys, *new.values), strict=True):
-            store[rows[:, None].to(store.device), columns] = added
+    def _append(self, place: int, taps: Tensor) -> None:
+        self.state.append(taps[None], [len(taps)], [place])
 
     def _charge(self) -> None:
         """Give every live row its share of the time since the last call."""
@@ -200,4 +186,4 @@ class _Group:
             kept = torch.tensor(going, device=self.target.device).nonzero().squeeze(1)
             self.rows = [row for row, goes_on in zip(self.rows, going, strict=True) if goes_on]
             self.requests.keep(kept)
-            self.memory = self.memory.rows(kept)
+            self.state.keep(kept)

@@ -37,6 +37,8 @@ class Arguments:
     """The largest feature cache to fill."""
     dtype: str | None = None
     """Type the target computes features in: float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer (train.rope_scaling)."""
     export: Path | None = None
     """Also write the finished drafter here, in float16."""
 
@@ -48,7 +50,9 @@ def main() -> int:
 
     from treedraft import cells
 
-    bench = cells.Workbench(arm.target, cache_gb=arguments.cache_gb, dtype=arguments.dtype)
+    bench = cells.Workbench(
+        arm.target, cache_gb=arguments.cache_gb, dtype=arguments.dtype, rope_scaling=arm.train.rope_scaling
+    )
     bench.check(arm)
     result = bench.train(arm)
     if rank != 0:
@@ -85,6 +89,8 @@ def _arm(arguments: Arguments) -> Arm:
     values = override(read_toml(arguments.config) if arguments.config else _DEFAULTS, parse_settings(arguments.set))
     if arguments.data is not None:
         values.setdefault("data", {})["folder"] = arguments.data
+    if arguments.rope_scaling is not None:
+        values.setdefault("train", {})["rope_scaling"] = arguments.rope_scaling
     return single_arm(values, target=arguments.target, where=str(arguments.config or "the defaults"))
 
 

@@ -270,6 +270,7 @@ class Trainer:
                 "name": self.target.name,
                 "fingerprint": self.target.fingerprint(),
                 "template": self.target.template_hash(),
+                "rope_scaling": self.target.rope_scaling,
             },
             "mask_token_id": self.target.mask_token_id,
             "tap_layers": list(self.target.tap_layers),
@@ -295,8 +296,9 @@ def _optimizers(drafter: Drafter, config: TrainConfig) -> list[torch.optim.Optim
     named = [(name, weight) for name, weight in drafter.named_parameters() if weight.requires_grad]
     if config.optimizer == "adamw":
         return [torch.optim.AdamW([weight for _, weight in named], **adamw)]
-    matrices = [weight for name, weight in named if weight.ndim == 2 and "markov" not in name]
-    others = [weight for name, weight in named if weight.ndim != 2 or "markov" in name]
+    tables = ("markov", "slot_table")
+    others = [weight for name, weight in named if weight.ndim != 2 or any(table in name for table in tables)]
+    matrices = [weight for name, weight in named if weight.ndim == 2 and not any(table in name for table in tables)]
     rate, decay = config.learning_rate, config.weight_decay
     muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, torch.optim.AdamW(others, **adamw)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -139,7 +141,8 @@ def test_positions_are_absolute_and_their_differences_count(tiny64: Target, back
         for shift, gap in ((0, 0), (100, 0), (0, 1)):
             memory = drafter.remember(taps, torch.arange(LENGTH) + shift)
             anchors = torch.tensor([[LENGTH + shift + gap]])
-            results.append(drafter.backbone(drafter.lent.embed(ids), anchors, memory, visible, drafter.lent.rotary))
+            seen = dataclasses.replace(memory.at(anchors), visible=visible)
+            results.append(drafter.backbone(drafter.lent.embed(ids), anchors, seen, drafter.lent.rotary))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-4)  # angles are float32 inside transformers
     assert not torch.allclose(results[2], results[0], atol=1e-4)
 

@@ -175,7 +175,7 @@ def test_tap_layers() -> None:
     assert default_tap_layers(28) == (1, 7, 13, 19, 25)
     assert default_tap_layers(48) == (1, 12, 23, 34, 45)
     target = tiny_module.load(num_layers=3)
-    for bad in ([], [2], [-1], [0, 5]):
+    for bad in ([], [3], [-1], [0, 5]):
         with pytest.raises(ValueError, match="choose from"):
             target.tap(bad)
     target.tap([1, 0])

@@ -7,25 +7,25 @@ through that layer's own projections, are never updated and never query; positio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from treedraft.ops.layers import MLP, Attention, RMSNorm, Shape, block_attention
-
-Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+from treedraft.ops.memory import Rotary, Rows, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Sizes left None are the target's."""
+    """Sizes left None are the target's. `norm` before the head: trained with the backbone, or the target's own."""
 
     num_layers: int = 5
     num_heads: int | None = None
     kv_heads: int | None = None
     intermediate_size: int | None = None
+    norm: Literal["own", "target"] = "own"
 
     def __post_init__(self) -> None:
         if self.num_layers < 1:
@@ -38,18 +38,6 @@ class Config:
             kv_heads=self.kv_heads or shape.kv_heads,
             intermediate_size=self.intermediate_size or shape.intermediate_size,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """The prefix as the draft layers see it: keys and values [S, T, k, d] of every layer, rows ordered by position."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-    def rows(self, rows: Tensor) -> Memory:
-        """Of some sequences alone, in this order."""
-        return Memory(keys=[keys[rows] for keys in self.keys], values=[values[rows] for values in self.values])
 
 
 class DraftLayer(nn.Module):
@@ -66,48 +54,54 @@ class DraftLayer(nn.Module):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
-        context: tuple[Tensor, Tensor],
-        visible: Tensor,
+        seen: Seen,
+        layer: int,
         block_mask: Tensor,
     ) -> Tensor:
         attention, normed = self.self_attn, self.input_layernorm(x)
         queries, keys, values = attention.project(normed, *rotary)
-        x = x + attention.o_proj(block_attention(queries, *context, keys, values, visible, block_mask))
+        summary = seen.summaries[layer] if seen.summaries is not None else None
+        x = x + attention.o_proj(
+            block_attention(
+                queries, seen.keys[layer], seen.values[layer], keys, values, seen.visible, block_mask, summary
+            )
+        )
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class BlockBackbone(nn.Module, ABC):
-    """[anchor, MASK, ...] blocks of any number of slots -> hidden states after the final norm, one per slot."""
+    """[anchor, MASK, ...] blocks of any number of slots -> hidden states, one per slot, after the final norm.
+
+    Where that norm is the target's (`norm` is None) the caller applies it.
+    """
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__()
         self.config = config
         self.shape = config.apply(shape)
         self.layers = nn.ModuleList(DraftLayer(self.shape) for _ in range(config.num_layers))
-        self.norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps) if config.norm == "own" else None
 
     @abstractmethod
     def block_mask(self, num_slots: int, device: torch.device) -> Tensor:
         """bool [B, B]: row i is true where slot i sees slot j."""
 
-    def remember(self, features: Tensor, positions: Tensor, rotary: Rotary) -> Memory:
+    def remember(self, features: Tensor, positions: Tensor, rotary: Rotary) -> Rows:
         """Keys and values of context features [S, T, H] at absolute positions [S, T] or [T], for every layer."""
         cosine, sine = rotary(positions)
         attentions: list[Attention] = [layer.self_attn for layer in self.layers]  # pyright: ignore
-        return Memory(
+        return Rows(
             keys=[attention.keys(features, cosine, sine) for attention in attentions],
             values=[attention.values(features) for attention in attentions],
         )
 
-    def forward(self, embedded: Tensor, anchors: Tensor, memory: Memory, visible: Tensor, rotary: Rotary) -> Tensor:
-        """Blocks [S, A, B, H] whose slot 0 sits at absolute position anchors [S, A] -> hidden [S, A, B, H].
-
-        visible [S, A, T]: the context rows that block (s, a) may see (those strictly before its anchor).
-        """
-        num_slots = embedded.shape[2]
+    def forward(self, inputs: Tensor, anchors: Tensor, seen: Seen, rotary: Rotary) -> Tensor:
+        """Blocks [S, A, B, H] whose slot 0 sits at absolute position anchors [S, A] -> hidden [S, A, B, H]."""
+        num_slots = inputs.shape[2]
         positions = anchors.unsqueeze(-1) + torch.arange(num_slots, device=anchors.device)
         cosine_sine = rotary(positions)
-        mask = self.block_mask(num_slots, embedded.device)
-        for layer, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
-            embedded = layer(embedded, cosine_sine, (keys, values), visible, mask)
-        return self.norm(embedded)
+        mask = self.block_mask(num_slots, inputs.device)
+        assert len(seen.keys) == len(self.layers), "a context remembers something for every layer"
+        for number, layer in enumerate(self.layers):
+            inputs = layer(inputs, cosine_sine, seen, number, mask)
+        return self.norm(inputs) if self.norm is not None else inputs

@@ -20,10 +20,11 @@ Map = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
     """The target's frozen parts a drafter works with: `embed` ids [...] -> [..., H], `head` [..., H] -> draft logits
-    [..., V], `head_rows` columns [...] -> that head's weights [..., H], `rotary` positions [...] -> cosine and sine
-    [..., head_dim]."""
+    [..., V], `head_rows` columns [...] -> that head's weights [..., H], `norm` [..., H] -> [..., H] what the target has
+    before its head, `rotary` positions [...] -> cosine and sine [..., head_dim]."""
 
     embed: Map
+    norm: Map
     head: Map
     head_rows: Map
     rotary: Callable[[Tensor], tuple[Tensor, Tensor]]

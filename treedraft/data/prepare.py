@@ -69,7 +69,8 @@ def _world_store(target: Target, config: DataConfig) -> TokenStore:
         batch_size=256,
         prompts_per_shard=1024,
     )
-    identity = {"target": target.fingerprint(), "dtype": str(target.dtype), "settings": str(settings), "noise": SCHEME}
+    identity = {"target": target.fingerprint(), "dtype": str(target.dtype), "settings": str(settings), "noise": SCHEME,
+                "rope_scaling": target.rope_scaling}  # fmt: skip
     folder = runs_folder() / "data" / f"{target.name}-{short_hash(identity)}"
     with tqdm(total=config.tokens, desc="training text", unit=" tokens", disable=None) as bar:
         return regenerate(target, settings, folder, command="python -m treedraft.ablate", bar=bar)

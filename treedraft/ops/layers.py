@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from treedraft.ops.memory import Summary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -106,8 +108,9 @@ def block_attention(
     values: Tensor,
     visible: Tensor,
     block_mask: Tensor,
+    summary: Summary | None = None,
 ) -> Tensor:
-    """One softmax over the context rows a block may see and the slots of the block itself.
+    """One softmax over the context rows a block may see, the slots of the block itself and a summary's entries.
 
     queries [S, A, B, h, d] (scaled), context_* [S, T, k, d], keys and values [S, A, B, k, d]; visible [S, A, T] says
     which context rows block (s, a) sees, block_mask [B, B] which slots each slot sees. Returns [S, A, B, h * d].
@@ -121,11 +124,24 @@ def block_attention(
     far = q.reshape(num_seqs, kv_heads, -1, head_dim) @ context_keys.permute(0, 2, 3, 1)
     far = far.view(num_seqs, kv_heads, num_blocks, groups * num_slots, length)
     far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
+    entries = _summary_scores(q, summary) if summary is not None else []
     q = q.reshape(num_seqs, kv_heads, num_blocks, groups * num_slots, head_dim)
     near = q @ keys.permute(0, 3, 1, 4, 2)
     near = near.masked_fill(~block_mask.repeat(groups, 1), float("-inf"))
-    weights = torch.cat([far, near], dim=-1).softmax(-1)
-    far, near = weights.split([length, num_slots], dim=-1)
-    mixed = far.reshape(num_seqs, kv_heads, -1, length) @ context_values.transpose(1, 2)
+    weights = torch.cat([far, near, *entries], dim=-1).softmax(-1)
+    far, near, entry = weights.split([length, num_slots, weights.shape[-1] - length - num_slots], dim=-1)
+    mixed = far.flatten(2, 3) @ context_values.transpose(1, 2)
     mixed = mixed.view_as(q) + near @ values.permute(0, 3, 1, 2, 4)
-    return mixed.view(num_seqs, kv_heads, num_blocks, groups, num_slots, head_dim).permute(0, 2, 4, 1, 3, 5).flatten(3)
+    mixed = mixed.view(num_seqs, kv_heads, num_blocks, groups, num_slots, head_dim)
+    if summary is not None:
+        # [S, A, h, R, d] -> [S, k, A, g, R, d]
+        own = summary.values.unflatten(2, (kv_heads, groups)).permute(0, 2, 1, 3, 4, 5).to(mixed.dtype)
+        mixed = mixed + entry.unflatten(3, (groups, num_slots)) @ own
+    return mixed.permute(0, 2, 4, 1, 3, 5).flatten(3)
+
+
+def _summary_scores(q: Tensor, summary: Summary) -> list[Tensor]:
+    """[S, k, A, g * B, R] of queries [S, k, A, g, B, d]; a list, to be put beside the other scores."""
+    keys = summary.keys.to(q.dtype).unflatten(0, (q.shape[1], 1, q.shape[3]))  # [k, 1, g, R, d]
+    scores = (q @ keys.transpose(-1, -2)).flatten(3, 4)
+    return [scores.masked_fill(~summary.known[:, None, :, None, None], float("-inf"))]

@@ -28,8 +28,24 @@ def parse_dtype(name: str | None) -> torch.dtype | None:
     return dtypes[name] if name is not None else None
 
 
-def load_target(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
-    """The target called `name` (see `target_names`), or the Hugging Face model at that folder or hub id."""
+def load_target(
+    name: str,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    rope_scaling: str | None = None,
+) -> Target:
+    """The target called `name` (see `target_names`), or the Hugging Face model at that folder or hub id.
+
+    With `rope_scaling` ("ntk:4") its rotary angles, which drafters borrow, are made for a longer context.
+    """
+    target = _load(name, device, dtype)
+    if rope_scaling is not None:
+        target.scale_rotary(rope_scaling)
+    return target
+
+
+def _load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Target:
     if name in target_names():
         return registry.load("targets", name).load(device=device, dtype=dtype)
     from pathlib import Path

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from treedraft.targets.hf import Target, Verified
+from treedraft.targets.hf import PREFILL_ROWS, Target, Verified
 from treedraft.trees.mask import ancestor_mask
 from treedraft.trees.tree import TreeBatch
 
@@ -22,18 +22,27 @@ class Requests:
         self.prompts = prompts
 
     @torch.no_grad()
-    def prefill(self, row: int) -> Verified:
-        """Start row `row`: logits [1, V] after its prompt, taps [P, C]. ValueError if the prompt is empty or too long."""
+    def prefill(self, row: int, *, take: Callable[[Tensor], None] | None = None) -> Verified:
+        """Start row `row`: as `Target.prefill`, in the same chunks."""
         prompt = self.prompts[row]
         self.target.check_prompt(prompt)
         ids = torch.tensor(list(prompt), device=self.device)
-        positions = torch.arange(len(ids), device=self.device)
         view = self.cache.rows(slice(row, row + 1))
-        view.write_next(slice(0, len(ids)), len(ids))
-        mask = torch.ones((len(ids), len(ids)), dtype=torch.bool, device=self.device).tril()
-        last, taps = self.target.forward(ids[None], positions=positions[None], mask=mask[None, None], cache=view)
+        parts: list[Tensor] = []
+        last, start = ids, 0
+        for chunk in ids.split(PREFILL_ROWS):
+            end = start + len(chunk)
+            view.write_next(slice(start, end), end)
+            positions = torch.arange(start, end, device=self.device)
+            mask = torch.arange(end, device=self.device) <= positions[:, None]
+            last, taps = self.target.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=view)
+            if take is not None:
+                take(taps[0])
+                parts.clear()
+            parts.append(taps[0])
+            start = end
         self.lengths[row] = len(ids)
-        return Verified(logits=self.target.head(last[0, -1:]), taps=taps[0])
+        return Verified(logits=self.target.head(last[0, -1:]), taps=torch.cat(parts))
 
     @torch.no_grad()
     def verify(self, trees: TreeBatch) -> Verified:

@@ -7,6 +7,7 @@ which columns a forward writes, so accepting a tree path is one gather and rejec
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -71,6 +72,22 @@ class RowCache:
         """Columns before the current write; asked by the model only when no positions are passed."""
         return self.columns.start if isinstance(self.columns, slice) else int(self.columns.max())
 
+    def before(self, layer: int, ends: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, n, kv_heads, head_dim] of the n <= size rows before ends [B], right aligned.
+
+        n is that of the longest row; what a shorter one has at the left says nothing. Views where all end together.
+        """
+        store = self.keys[layer], self.values[layer]
+        longest = max(ends)
+        number = min(size, longest)
+        if min(ends) == longest:
+            keys, values = (part[:, :, longest - number : longest].transpose(1, 2) for part in store)
+            return keys, values
+        columns = torch.tensor(ends, device=store[0].device)[:, None] + torch.arange(-number, 0, device=store[0].device)
+        rows = torch.arange(len(ends), device=columns.device)[:, None]
+        keys, values = (part[rows, :, columns.clamp(min=0)] for part in store)
+        return keys, values
+
     def move(self, sources: Tensor, start: int) -> None:
         """Copy columns `sources` [A] to start, start + 1, ... in every layer (the accepted path becomes dense)."""
         if torch.equal(sources, torch.arange(start, start + len(sources), device=sources.device)):
@@ -87,3 +104,27 @@ class RowCache:
             for layer, store in enumerate(stores):
                 empty = store.new_zeros((*store.shape[:2], extra, store.shape[3]))
                 stores[layer] = torch.cat([store, empty], dim=2)
+
+
+class Recording:
+    """A cache as a model sees it that also remembers the keys and values just computed in some layers.
+
+    Without a cache behind it a forward attends to its own rows alone.
+    """
+
+    def __init__(self, cache: RowCache | None, layers: Sequence[int]) -> None:
+        self.cache, self.layers = cache, frozenset(layers)
+        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_args, **_kwargs) -> tuple[Tensor, Tensor]:
+        """Called by the model with [B, kv_heads, n, head_dim] of one layer."""
+        if layer_idx in self.layers:
+            self.new[layer_idx] = keys, values
+        return self.cache.update(keys, values, layer_idx) if self.cache is not None else (keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.cache.get_seq_length(layer_idx) if self.cache is not None else 0
+
+    def rows(self, layer: int) -> list[Tensor]:
+        """Keys and values of that layer, [B, n, kv_heads * head_dim] each."""
+        return [part.transpose(1, 2).flatten(2) for part in self.new[layer]]

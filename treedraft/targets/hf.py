@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treedraft.config import ntk_factor
+from treedraft.ops.memory import Taps
 from treedraft.ops.packed import can_pack, pack_linears, packed_head
-from treedraft.targets.cache import RowCache
+from treedraft.targets.cache import Recording, RowCache
 from treedraft.trees.mask import ancestor_mask
 
 FAMILIES = ("llama", "qwen3")
+PREFILL_ROWS = 2048  # of a prompt in one forward: a longer one's mask would grow with its square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,10 @@ class Target:
         self.tokenizer = tokenizer
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
+        self.kv_heads: int = config.num_key_value_heads or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_length: int = config.max_position_embeddings
+        self.rope_scaling: str | None = None
         self.embedding: Tensor = model.get_input_embeddings().weight  # pyright: ignore
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
@@ -100,7 +106,7 @@ class Target:
         self.cache_argument = _cache_argument(model)
         self._outputs: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
-        self.tap_layers: tuple[int, ...] = ()
+        self.taps = Taps(layers=())
         self.default_tap_layers = tuple(tap_layers or default_tap_layers(self.num_layers))
         self.default_draft_vocab_size = self.vocab_size
         self.tap(self.default_tap_layers)
@@ -132,33 +138,79 @@ class Target:
         cosine, sine = embedding(like, positions.reshape(1, -1))
         return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Record the outputs of these 0-based layers from now on; ValueError outside 0..num_layers - 2."""
-        bad = [layer for layer in layers if not 0 <= layer < self.num_layers - 1]
+    @torch.no_grad()
+    def scale_rotary(self, scaling: str) -> None:
+        """Fixed NTK scaling, "ntk:ALPHA", at all positions: base' = base * alpha^(d / (d - 2)), a context alpha times as long.
+
+        The weights, and with them the fingerprint, stay what they are. ValueError where angles are scaled already.
+        """
+        factor, embedding = ntk_factor(scaling), self.model.model.rotary_emb  # pyright: ignore
+        kind = self.config.rope_parameters["rope_type"]
+        if kind != "default" or self.rope_scaling is not None:
+            scaled = self.rope_scaling or kind
+            raise ValueError(f"rope scaling {scaling!r}: the rotary angles of {self.name} are scaled already ({scaled})")
+        size = 2 * int(embedding.inv_freq.shape[0])  # pyright: ignore
+        base = self.config.rope_parameters["rope_theta"] * factor ** (size / (size - 2))
+        frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+        for name in ("inv_freq", "original_inv_freq"):
+            getattr(embedding, name).copy_(frequencies)
+        self.max_length, self.rope_scaling = int(self.max_length * factor), scaling
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the head: the target's own RMSNorm, in the type of its input."""
+        norm: Any = self.model.model.norm  # pyright: ignore
+        weight = norm.weight.to(hidden.dtype)
+        return nn.functional.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+
+    def tap(self, layers: Sequence[int], *, cached: Sequence[int] = ()) -> None:
+        """Record the outputs of these 0-based layers from now on, and the keys and values of the `cached` ones.
+
+        ValueError outside 0..num_layers - 1.
+        """
+        bad = [layer for layer in (*layers, *cached) if not 0 <= layer < self.num_layers]
         if bad or not layers:
             wrong = bad[0] if bad else "(none)"
-            raise ValueError(f"tap layer {wrong} of {self.name}: choose from 0..{self.num_layers - 2}")
+            raise ValueError(f"tap layer {wrong} of {self.name}: choose from 0..{self.num_layers - 1}")
         for hook in self._hooks:
             hook.remove()
-        self.tap_layers = tuple(layers)
+        self.taps = Taps(layers=tuple(layers), cached=tuple(cached))
         decoder_layers: Any = self.model.model.layers  # pyright: ignore
-        self._hooks = [decoder_layers[layer].register_forward_hook(self._recorder(layer)) for layer in layers]
+        inner = [layer for layer in dict.fromkeys(layers) if layer < self.num_layers - 1]
+        self._hooks = [decoder_layers[layer].register_forward_hook(self._recorder(layer)) for layer in inner]
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        return self.taps.layers
 
     @property
     def tap_size(self) -> int:
-        return len(self.tap_layers) * self.hidden_size
+        """C: numbers a position. Tapped outputs come first, then keys and values of every cached layer."""
+        return len(self.taps.layers) * self.hidden_size + len(self.taps.cached) * 2 * self.kv_heads * self.head_dim
 
     # -- one request --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def prefill(self, ids: Sequence[int] | Tensor) -> Verified:
-        """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long."""
+    def prefill(
+        self, ids: Sequence[int] | Tensor, *, take: Callable[[Tensor], None] | None = None, rows: int = PREFILL_ROWS
+    ) -> Verified:
+        """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long.
+
+        The prompt goes through in chunks of `rows`. With `take` each chunk's taps [n, C] are handed over as they come,
+        and only the last chunk's are returned: nothing as long as the prompt is kept but the cache.
+        """
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         self.length = 0
-        last, taps = self._extend(tokens, torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril())
-        self.commit(torch.arange(len(tokens)))
-        return Verified(logits=self.head(last[-1:]), taps=taps)
+        parts: list[Tensor] = []
+        last = tokens
+        for chunk in tokens.split(rows):
+            last, taps = self._extend(chunk, torch.ones((len(chunk), len(chunk)), dtype=torch.bool).tril())
+            self.commit(torch.arange(len(chunk)))
+            if take is not None:
+                take(taps)
+                parts.clear()
+            parts.append(taps)
+        return Verified(logits=self.head(last[-1:]), taps=torch.cat(parts))
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
         """ValueError if there is no token to start from, or no room for another one."""
@@ -211,21 +263,28 @@ class Target:
 
         `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
         """
-        extra: dict[str, Any] = {} if cache is None else {self.cache_argument: cache}
+        recording = Recording(cache, self.taps.cached) if self.taps.cached else None
+        if recording is not None and mask is None:
+            # Given a cache, transformers would work out a mask from its length.
+            mask = torch.ones((ids.shape[1], ids.shape[1]), dtype=torch.bool, device=ids.device).tril()[None, None]
+        store = cache if recording is None else recording
+        extra: dict[str, Any] = {} if store is None else {self.cache_argument: store}
         base: Any = self.model.model  # pyright: ignore
         self._outputs.clear()
-        output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cache is not None, **extra)
-        taps = torch.cat([self._outputs[layer] for layer in self.tap_layers], dim=-1)
+        output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
+        self._outputs[self.num_layers - 1] = output.last_hidden_state
+        parts = [self._outputs[layer] for layer in self.taps.layers]
+        if recording is not None:
+            parts += [part for layer in self.taps.cached for part in recording.rows(layer)]
         self._outputs.clear()
-        return output.last_hidden_state, taps
+        return output.last_hidden_state, torch.cat(parts, dim=-1)
 
     def new_cache(self, *, batch: int, capacity: int) -> RowCache:
-        heads = self.config.num_attention_heads
         return RowCache(
             num_layers=self.num_layers,
             batch=batch,
-            kv_heads=self.config.num_key_value_heads or heads,
-            head_dim=getattr(self.config, "head_dim", None) or self.hidden_size // heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
             capacity=capacity,
             dtype=self.dtype,
             device=self.device,
