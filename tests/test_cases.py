@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +84,8 @@ print(plain.hexdigest(), drafted.hexdigest())
 
 def test_a6_a12_fresh_processes_agree_on_200_drafters() -> None:
     """Plain decoding with itself first, then drafting with plain decoding."""
-    runs = [subprocess.run([sys.executable, "-c", _IDENTITY], capture_output=True, text=True, check=True) for _ in range(2)]
+    root = Path(__file__).parents[1]
+    runs = [subprocess.run([sys.executable, "-c", _IDENTITY], cwd=root, stdout=subprocess.PIPE, text=True, check=True) for _ in range(2)]
     (plain, drafted), again = (run.stdout.split() for run in runs)
     assert again[0] == plain
     assert drafted == again[1] == plain
@@ -220,6 +222,20 @@ def test_restricted_scoring_is_lossless_and_counts_its_recall(endless: Target, c
     assert all(len(item.among_candidates or ()) == min(len(item.path), 5) for item in found.rounds)
     assert all(all((item.among_candidates or [])[: len(item.path) - 1]) for item in found.rounds)  # what is accepted was one
     assert 0 <= report(found, plain)["candidate_recall"] < 1
+
+
+def test_a_cache_that_grew_while_drafting_serves_everybody_after(endless: Target) -> None:
+    """300 tokens outgrow the first 256 rows inside of either decoder; what comes after writes and differentiates."""
+    drafter = make_drafter(endless, correction="attention")
+    for decode in (lambda: generate(endless, drafter, [5, 9], config=TREE, max_new_tokens=300),
+                   lambda: generate_plain(endless, [5, 9], max_new_tokens=300)):  # fmt: skip
+        endless.cache = endless.new_cache(batch=1, capacity=16)
+        found = decode()
+        endless.prefill([5, 9, 11])
+        endless.verify(torch.tensor([3, 4]), torch.tensor([-1, 0]))
+        for item in found.rounds[:1]:
+            weight = torch.ones(len(item.tree), dtype=torch.float64, requires_grad=True)
+            (weight * item.tree.scores).sum().backward()
 
 
 def test_d55_a_request_that_shares_its_prompt_with_the_last_is_a_cold_run(endless: Target) -> None:

@@ -36,9 +36,11 @@ def test_a_convex_curve_is_fitted_as_it_is() -> None:
 
 def test_contexts_are_interpolated() -> None:
     slow = tuple(0.2 + 0.002 * n for n in NODES)
-    profile = Profile(contexts=(64, 192), verify=(tuple(value / 2 for value in slow), slow), draft=0.01, level=0.0, correction=0.001, hardware="")
+    profile = Profile(contexts=(64, 192), verify=(tuple(value / 2 for value in slow), slow), draft=0.01, level=0.002, correction=0.001, hardware="")
     assert profile.at(0).verify[0] == pytest.approx(slow[0] / 2) and profile.at(9999).verify[0] == pytest.approx(slow[0])
     assert profile.at(128).verify[7] == pytest.approx(0.75 * slow[3], rel=1e-6)
+    assert profile.at(0).level == 0.002 and profile.at(0, 3).level == 0.002  # a call is shared, its nodes are not
+    assert profile.at(0).correction == 0.001 and profile.at(0, 3).correction == pytest.approx(0.003)
     assert profile.at(130) is profile.at(150)  # computed once for neighbouring lengths
 
 

@@ -96,9 +96,9 @@ def _grid_files() -> list[Path]:
 
 def _list() -> int:
     for path in _grid_files():
-        cells = [cell for grid in load_grids(path) for cell in grid.cells]
-        trainings = {cell.arm.train_id for cell in cells}
-        print(f"{path.stem:<10} {len(trainings):>3} trainings {len(cells):>4} cells  {read_toml(path)['question']}")
+        grids = load_grids(path)
+        trainings, cells = {arm.train_id for grid in grids for arm in grid.arms}, sum(len(grid.cells) for grid in grids)
+        print(f"{path.stem:<10} {len(trainings):>3} trainings {cells:>4} cells  {read_toml(path)['question']}")
     return 0
 
 

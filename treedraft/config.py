@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -257,9 +258,14 @@ def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Confi
 
             raise ValueError(f"{where}: " + unknown("key", key, known))
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return _adapter(kind).validate_python(dict(values))
     except ValidationError as error:
         raise ValueError("; ".join(_explain(item, where) for item in error.errors()[:3])) from error
+
+
+@cache
+def _adapter(kind: type[Config]) -> TypeAdapter[Config]:
+    return TypeAdapter(kind)
 
 
 def _explain(item: Mapping[str, Any], where: str) -> str:

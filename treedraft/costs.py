@@ -107,12 +107,12 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -
         def draft(prefix: Prefix = prefix, anchor: torch.Tensor = anchor, length: int = length) -> None:
             drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)
 
-        def build(width: int, depth: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> float:
-            """A level of `width` nodes at every depth: a call of the scorer each."""
-            builder = BestFirst(budget=1 + width * depth, width=width, depth=depth, admit="pop", frontier=width)
+        def seconds_to_build(width: int, levels: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> float:
+            """Of a tree with `width` nodes at every depth, whose levels are a call of the scorer each."""
+            builder = BestFirst(budget=1 + width * levels, width=width, depth=levels, admit="pop", frontier=width)
             return _seconds(lambda: builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0), repeats, target.device)
 
-        once, narrow, wide = build(1, 1), build(1, depth), build(_WIDE, depth)
+        once, narrow, wide = (seconds_to_build(*size) for size in ((1, 1), (1, depth), (_WIDE, depth)))
         correction = max(0.0, wide - narrow) / max(1, (_WIDE - 1) * (depth - 1))
         level = max(0.0, (narrow - once) / max(1, depth - 1) - correction)
         corrections.append(correction)

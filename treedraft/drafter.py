@@ -18,7 +18,7 @@ from treedraft.contexts._seam import Context, State
 from treedraft.corrections._seam import Borrowed, Correction
 from treedraft.ops.layers import Shape
 from treedraft.ops.memory import Memory, Taps, Whole
-from treedraft.ops.packed import pack_linears, packed_head
+from treedraft.ops.packed import DRAFTER, pack_linears, packed_head
 from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target
 from treedraft.trees.scorers import BackboneScorer, CandidateScorer, ConditionalScorer, Scorer
@@ -298,7 +298,7 @@ def load_drafter(name: str | None, *, target: Target) -> Drafter:
     """
     drafter = _load(name, target)
     if target.packed:
-        pack_linears(drafter)
+        pack_linears(drafter, DRAFTER)
     return drafter
 
 

@@ -113,7 +113,8 @@ class Grid:
     @property
     def arms(self) -> list[Arm]:
         """Every training once."""
-        return list({cell.arm.train_id: cell.arm for cell in self.cells}.values())
+        arms = {id(cell.arm): cell.arm for cell in self.cells}.values()
+        return list({arm.train_id: arm for arm in arms}.values())
 
     def comparisons(self) -> list[tuple[str, str]]:
         """Pairs of labels: a pattern's `*` stands for the same text on both sides."""

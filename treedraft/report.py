@@ -851,7 +851,7 @@ def _filled(path: Path, folder: Path) -> str:
 
 
 def _bench_table(path: Path) -> str:
-    """One benchmark's numbers: a column for each thing that was measured, or a row each where there is one thing."""
+    """One benchmark's numbers: a column for each thing that was measured, settings in the caption; else one column of all."""
     record = read_json(path)
     where = f"`python -m treedraft.bench {record.pop('benchmark')}`; {record.pop('hardware')}; commit {record.pop('commit')}"
     parts = {name: value for name, value in record.items() if isinstance(value, dict)}

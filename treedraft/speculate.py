@@ -134,7 +134,7 @@ class Stopper:
         return "length" if len(self.ids) >= self.max_new_tokens else None
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate(
     target: Target,
     drafter: Drafter,
@@ -266,7 +266,7 @@ class _Step:
         return rules.walk(drawn, law, rules.RULES[self.acceptance.rule], dice)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate_plain(
     target: Target,
     prompt: Sequence[int],
@@ -323,7 +323,7 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
     return record
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def audit(
     target: Target, prompt: Sequence[int], speculative: Generation, plain: Generation, *, greedy: bool = True
 ) -> dict[str, Any]:

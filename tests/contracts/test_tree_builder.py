@@ -144,6 +144,56 @@ def test_admission_by_pop_takes_the_best_prefixes_of_all(law: str, seed: int, vo
     check_shape(tree, budget=budget, width=vocab, depth=depth)
 
 
+class Tie(PathScorer):
+    """A leaf of a closed depth and a node that could be expanded have one score, and a cost may separate them."""
+
+    def expand(self, lanes: Lanes) -> torch.Tensor:
+        log_q = super().expand(lanes).clone()
+        log_q[lanes.slot == 0, :3] = log_q.new_tensor([-0.125, -0.25, -2.0])
+        log_q[(lanes.slot == 1) & (lanes.token == 100), :2] = log_q.new_tensor([-0.25, -1.875])
+        return log_q
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("budget", [7, 15, 31])
+def test_a_tie_where_a_cost_stops_is_settled_as_the_heap_does(budget: int, seed: int) -> None:
+    rows = -6 - 4 * torch.rand((64, 5), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    scorer = Tie(rows.sort(-1, descending=True).values, torch.tensor([seed]), 3)
+    cost = Cost(draft=0.0, correction=0.1, verify=tuple(1 + 0.001 * n for n in range(100)))
+    rules: dict[str, Any] = {"budget": budget, "width": 5, "depth": 3, "admit": "pop", "frontier": 2, "cost": cost}
+    assert same(BestFirst(**rules).build(torch.tensor([ANCHOR]), scorer).tree(0), heap_build(ANCHOR, scorer, **rules))
+
+
+@pytest.mark.parametrize("admit", ["fanout", "pop"])
+def test_a_frontier_ends_where_nothing_is_left_to_expand(admit: Any) -> None:
+    log_q = torch.log_softmax(torch.zeros((1, 3, 4), dtype=torch.float64), -1)
+    log_q[:, 1] = -torch.inf
+    tree = BestFirst(budget=8, width=2, depth=3, admit=admit, frontier=2).build(torch.tensor([ANCHOR]), MarginalScorer(log_q)).tree(0)
+    assert len(tree) == 3 and int(tree.depths.max()) == 1
+
+
+def test_half_precision_scores_grow_the_tree_of_their_exact_values() -> None:
+    log_q = table("smooth", (2, 4, 9), 3).bfloat16()
+    anchor, size = torch.full((2,), ANCHOR), {"budget": 30, "width": 4, "depth": 4}
+    half, exact = (BestFirst(**size).build(anchor, MarginalScorer(values)) for values in (log_q, log_q.double()))
+    assert same(half, exact)
+
+
+def test_a_level_that_does_not_pay_ends_the_tree_there() -> None:
+    """By hand, children of 0.5 and 0.2 and a second a round. With a second a level the root gives 1 / 2, its child with a
+    level 1.5 / 3, which is no more, as a leaf 1.5 / 2; its sibling follows as a leaf at the depth that is left."""
+    probabilities = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1], dtype=torch.float64)
+    scorer = MarginalScorer(probabilities.log().expand(1, 3, 5).contiguous())
+    flat = Cost(draft=0.0, level=1.0, correction=0.0, verify=(1.0,) * 99)
+    size: dict[str, Any] = {"budget": 9, "width": 2, "depth": 3, "admit": "pop"}
+    tree = BestFirst(**size, cost=flat).build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert tree.tokens.tolist() == [ANCHOR, 0, 1] and tree.depths.tolist() == [0, 1, 1]
+    # At 0.3 s the second level pays, 1 / 1.3 < 1.5 / 1.6, the third does not, 1.75 / 1.9; what is left are leaves.
+    cheap = Cost(draft=0.0, level=0.3, correction=0.0, verify=(1.0,) * 99)
+    tree = BestFirst(**size, cost=cheap).build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert tree.depths.tolist() == [0, 1, 2, 1, 2, 2, 2]
+
+
 def test_a_cost_stops_at_the_first_node_that_does_not_pay() -> None:
     stopped = []
     for seed in range(30):

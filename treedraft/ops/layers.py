@@ -70,21 +70,24 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., H] -> queries [..., h, d], normalised, rotated and scaled by 1 / sqrt(d), and keys and values."""
-        heads, eps = (self.num_heads, self.kv_heads), self.q_norm.eps
-        assert eps is not None
-        both = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (sum(heads), self.head_dim))
-        norms = (self.q_norm.weight, self.k_norm.weight)
-        weight = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
-        queries, keys = rotate(rms_norm(both, eps) * weight.to(x.dtype), cosine, sine).split(heads, dim=-2)
+        heads = self.num_heads, self.kv_heads
+        both = torch.cat((self._normed_queries(x), self._normed_keys(x)), dim=-2)
+        queries, keys = rotate(both, cosine, sine).split(heads, dim=-2)
         return queries * self.head_dim**-0.5, keys, self.values(x)
 
     def keys(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[..., H] -> [..., k, d], normalised and rotated."""
-        return rotate(self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))), cosine, sine)
+        return rotate(self._normed_keys(x), cosine, sine)
 
     def values(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., k, d]."""
         return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+
+    def _normed_queries(self, x: Tensor) -> Tensor:
+        return self.q_norm(self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)))
+
+    def _normed_keys(self, x: Tensor) -> Tensor:
+        return self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)))
 
 
 class MLP(nn.Module):

@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 PACK_FROM = 2**18  # weights of a product; a smaller one stays in the cache, where packing gains nothing
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # children that are called on one tensor in turn
+Groups = Sequence[tuple[str, ...]]  # names of children that are called on one tensor, one after the other
+TARGET: Groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+DRAFTER: Groups = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of a prefix it makes keys and values alone
 _ROWS = 8  # the layout is chosen for about so many
 
 
 class _Product:
     """x -> x W^T of several layers at once: the first that is called computes it, the others find their columns done.
 
-    Each takes its columns once; another tensor, or a second call on the same one, computes anew.
+    Each takes its columns once; another tensor, a second call on the same one or one that was changed in between compute
+    anew. A copy of it, deep or pickled, is None: packed weights cannot be copied.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -34,17 +37,22 @@ class _Product:
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
         self.input: Tensor | None = None
+        self.state: tuple[bool, int] | None = None  # of the input and the mode, when the product was made
         self.waiting: dict[int, Tensor] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
     def __call__(self, place: int, input: Tensor) -> Tensor:
-        if input is not self.input or place not in self.waiting:
+        state = (torch.is_inference_mode_enabled(), 0 if input.is_inference() else input._version)
+        if input is not self.input or state != self.state or place not in self.waiting:
             if self.packed:
                 product = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
             else:
                 product = nn.functional.linear(input, self.weight, self.bias)
             if len(self.sizes) == 1:
                 return product
-            self.input, self.waiting = input, dict(enumerate(product.split(self.sizes, -1)))
+            self.input, self.state, self.waiting = input, state, dict(enumerate(product.split(self.sizes, -1)))
         own = self.waiting.pop(place)
         if not self.waiting:
             self.input = None
@@ -54,8 +62,8 @@ class _Product:
 class PackedLinear(nn.Linear):
     """An nn.Linear whose products without gradient run on a copy of its weight laid out for that (as much memory again).
 
-    The copy is made once: the weight must not change afterwards. What is moved or cast is plain again. Calls skip the
-    hooks of modules, which cost a small product a good part of its time.
+    That copy is made once: the weight must not be changed in place. What is moved, cast, copied or loaded into is plain
+    again. Calls skip the hooks of modules, which cost a small product a good part of its time.
     """
 
     def __init__(self, layer: nn.Linear, product: _Product, place: int) -> None:
@@ -74,10 +82,12 @@ class PackedLinear(nn.Linear):
     __call__ = forward
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
-        super()._apply(fn, recurse)
-        if not _fits(self.weight):
-            self._product = None
-        return self
+        self._product = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._product = None
+        super()._load_from_state_dict(*args, **kwargs)
 
 
 def can_pack(module: nn.Module) -> bool:
@@ -93,17 +103,17 @@ def pack(layers: Sequence[nn.Linear]) -> list[nn.Linear]:
     return [PackedLinear(layer, product, place) for place, layer in enumerate(layers)]
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, siblings: Groups) -> None:
     """Pack every nn.Linear inside `module` in place, siblings together."""
     children = dict(module.named_children())
     plain: dict[str, nn.Linear] = {name: child for name, child in children.items() if type(child) is nn.Linear}
-    groups = [names for names in SIBLINGS if _read_alike([plain.get(name) for name in names])]
+    groups = [names for names in siblings if _read_alike([plain.get(name) for name in names])]
     alone = set(plain).difference(*groups)
     for names in (*groups, *((name,) for name in alone)):
         for name, layer in zip(names, pack([plain[name] for name in names]), strict=True):
             setattr(module, name, layer)
     for child in set(children.values()) - set(plain.values()):
-        pack_linears(child)
+        pack_linears(child, siblings)
 
 
 def packed_head(weight: Tensor) -> nn.Linear:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from treedraft.config import ntk_factor
 from treedraft.ops.memory import Taps
-from treedraft.ops.packed import can_pack, pack_linears, packed_head
+from treedraft.ops.packed import TARGET, can_pack, pack_linears, packed_head
 from treedraft.targets.cache import Recording, RowCache
 from treedraft.trees.mask import ancestor_mask
 
@@ -96,7 +96,7 @@ class Target:
         # On a CPU, so that verifying a few nodes costs what one token does; plain decoding runs on the same layers.
         self.packed = can_pack(self.model) if pack is None else pack
         if self.packed:
-            pack_linears(self.model)
+            pack_linears(self.model, TARGET)
         self._head: nn.Module | None = None
         if self.packed:
             own = model.get_output_embeddings()  # pyright: ignore (packed by now; it serves unless it has rows of padding)

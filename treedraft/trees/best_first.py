@@ -30,7 +30,8 @@ class BestFirst(TreeBuilder):
                 "pop": a node enters when it is popped, so the tree is the best `budget` prefixes (DDTree)
     caps        fewer children than `width` for some nodes (see limits)
     frontier    no more than so many nodes of a depth are expanded, all of a depth in one call (PCTree, with "pop")
-    cost        stop at the first popped node that does not raise the expected throughput (see limits; needs "pop")
+    cost        stop at the first popped node that does not raise the expected throughput; one that would open a level is
+                tried as a leaf first (see limits; needs "pop")
     lookahead   nodes a request that are scored in one call; changes the speed, never the tree
 
     "Best" is the highest score, then the smallest depth, then the lexicographically first path of sibling ranks.
@@ -83,7 +84,10 @@ class BestFirst(TreeBuilder):
         pool = _Pool(anchor, self, capacity=capacity, width=width, depth=depth, budget=budget)
         if self.frontier is not None:
             for level in range(depth):
-                pool.expand(pool.best_of_depth(level, self.frontier), scorer)
+                best = pool.best_of_depth(level, self.frontier)
+                if not best.wanted.any():
+                    break
+                pool.expand(best, scorer)
             pool.close()
         while True:
             roomy = capacity == inner or pool.num_blocks - 1 + lookahead <= capacity - most
@@ -159,15 +163,18 @@ class _Pool:
             wanted = reached & (self.block_below.take(nodes) == 0)
         turn = wanted.cumsum(1)
         wanted &= turn <= lookahead
-        # A tie matters up to the first node that is not reached.
-        unsure = bool(((keys[:, 1:] == keys[:, :-1]) & reached[:, :-1]).any())
+        # A tie matters up to the first node that is not reached; with a cost that node's too, for its equal may pay.
+        known, matters = keys < np.inf, reached
+        if self.forwards is not None:
+            matters = np.concatenate([known[:, :1], known[:, 1:] & reached[:, :-1]], axis=1)
+        unsure = bool(((keys[:, 1:] == keys[:, :-1]) & matters[:, :-1]).any())
         if order.shape[1] < self.num_blocks * self.width:
-            unsure |= bool((reached.sum(1) == (keys < np.inf).sum(1)).any())
+            unsure |= bool((matters.sum(1) == known.sum(1)).any())
         return _Frontier(nodes, reached, wanted, turn), unsure
 
     def _pays(self, nodes: ndarray, keys: ndarray, leaf: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Nodes [R, P] without those below the last level that pays, their keys, which are leaves, and which pay, like
-        every node before them."""
+        """Nodes [R, P], those below the last level that pays moved to the end, their keys, now infinite there, which are
+        leaves, and which pay, like every node before them."""
         depth = self.block_depth.take(nodes // self.width)
         levels, rises = self._rises(keys, depth, leaf)
         first = rises.argmin(1)  # that does not pay, or 0
@@ -224,7 +231,7 @@ class _Pool:
             Lanes(request=lanes[0], slot=lanes[1], token=lanes[2], expansion=lanes[3], parent=lanes[4], deepest=int(depth.max())),
             self.width,
         )
-        tokens, log_q = tokens.numpy(force=True), log_q.numpy(force=True).astype(np.float64)
+        tokens, log_q = tokens.numpy(force=True), log_q.double().numpy(force=True)
         if self.rules.caps is not None:
             log_q[np.arange(self.width) >= self.rules.caps(depth, log_q)[:, None]] = -np.inf
 

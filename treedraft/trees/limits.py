@@ -62,8 +62,9 @@ class GapCap:
             return np.ones_like(slot)
         best, second = log_q[:, :2].T
         gap = np.subtract(best, second, out=np.full(len(best), np.inf), where=second > -np.inf)
-        share = np.exp(-np.logaddexp(0, self.beta * (gap - self.g0)))  # the sigmoid
-        return (width * share).round().astype(np.int64).clip(min=1)
+        only = np.isinf(gap)  # one child is possible
+        share = np.exp(-np.logaddexp(0, self.beta * (np.where(only, 0.0, gap) - self.g0)))  # the sigmoid
+        return np.where(only, 1, (width * share).round().clip(min=1)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,5 +98,5 @@ class Cost:
         return self.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
 
     def rate(self, gain: ndarray, num_expanded: ndarray, num_levels: ndarray, forwards: ndarray) -> ndarray:
-        """Expected tokens a second: of trees with so much probability in all, expanded nodes and levels of these."""
+        """Expected tokens (`gain`) a second, elementwise over trees."""
         return gain / (forwards + self.correction * num_expanded + self.level * num_levels)

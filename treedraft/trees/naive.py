@@ -34,7 +34,8 @@ def heap_build(
     they enter the tree then, with "pop" (DDTree) a node enters when it is popped itself, until there are `budget` nodes,
     root included unless `count_root` is False. "Best" is the highest score, then the smallest depth, then the first path
     of sibling ranks. `caps` limits the children of a node, `frontier` the expansions of a depth, and `cost` ends the
-    search at the first node that does not raise the expected throughput, and the tree at a depth that does not pay.
+    search at the first node that does not raise the expected throughput; one that would open a level is tried as a leaf
+    first, and if that is what it becomes the tree ends at its depth.
     """
     width, budget = min(width, scorer.width_limit), budget + (not count_root)
     scorer.start(budget)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """L nodes to be expanded in one call, each int64 [L].
+    """L nodes to be expanded in one call; tensors are int64 [L].
 
     An expansion is a row of the scorer's state, unique to its node. A node's parent was expanded in an earlier call.
     The rows of request r are r * capacity ... (r + 1) * capacity - 1.
