@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from treedraft.ops.packed import pack_linears, packed_head, worth_packing
+from treedraft.ops.tree_attention import hf as tree_glue
+from treedraft.ops.tree_attention.dispatch import Choice, choose, full_mask
+from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets.cache import RowCache
-from treedraft.trees.mask import ancestor_mask
 
 FAMILIES = ("llama", "qwen3")
 
@@ -70,6 +72,7 @@ class Target:
         tap_layers: Sequence[int] | None = None,
         self_test: bool = True,
         pack: bool | None = None,
+        attention: str = "auto",
     ) -> None:
         config: Any = model.config
         if config.model_type not in FAMILIES:
@@ -107,6 +110,18 @@ class Target:
         self.cache = self.new_cache(batch=1, capacity=256)
         self.length = 0
         self._pending = 0
+        self.attention: Choice
+        self.use_attention(attention, self_test=self_test)
+
+    def use_attention(self, name: str, *, self_test: bool = True) -> None:
+        """Verify with this backend of tree attention from now on (see `ops.tree_attention.dispatch.BACKENDS`).
+
+        "sdpa" gives the model a mask over prefix and tree, as any attention takes it. ValueError for an unknown name, one
+        that cannot run here, or one that fails the self test.
+        """
+        self.attention = choose(name, device=self.device, dtype=self.dtype, head_dim=self.head_dim)
+        tree_glue.register()
+        self.model.set_attn_implementation("sdpa" if name == "sdpa" else tree_glue.NAME)  # pyright: ignore
         if self_test:
             self.self_test()
 
@@ -145,6 +160,10 @@ class Target:
         self._hooks = [decoder_layers[layer].register_forward_hook(self._recorder(layer)) for layer in layers]
 
     @property
+    def head_dim(self) -> int:
+        return getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
+
+    @property
     def tap_size(self) -> int:
         return len(self.tap_layers) * self.hidden_size
 
@@ -155,10 +174,12 @@ class Target:
         """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long."""
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
-        self.length = 0
-        last, taps = self._extend(tokens, torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril())
-        self.commit(torch.arange(len(tokens)))
-        return Verified(logits=self.head(last[-1:]), taps=taps)
+        self.cache.write_next(slice(0, len(tokens)), len(tokens))
+        mask = torch.ones((len(tokens), len(tokens)), dtype=torch.bool, device=self.device).tril()
+        positions = torch.arange(len(tokens), device=self.device)
+        last, taps = self.forward(tokens[None], positions=positions[None], mask=mask[None, None], cache=self.cache)
+        self.length, self._pending = len(tokens), 0
+        return Verified(logits=self.head(last[0, -1:]), taps=taps[0])
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
         """ValueError if there is no token to start from, or no room for another one."""
@@ -173,8 +194,11 @@ class Target:
     @torch.no_grad()
     def verify(self, tokens: Tensor, parents: Tensor) -> Verified:
         """Score a draft tree of N nodes in one forward: logits [N, V], taps [N, C]. Nothing is kept until `commit`."""
-        last, taps = self._extend(tokens.to(self.device), ancestor_mask(parents))
-        return Verified(logits=self.head(last), taps=taps)
+        rows = tree_rows(parents.to(self.device), self.length)
+        self.cache.write_next(slice(self.length, self.length + rows.size), self.length + rows.size)
+        self._pending = rows.size
+        last, taps = self.forward_tree(tokens.to(self.device)[None], rows, self.cache)
+        return Verified(logits=self.head(last[0]), taps=taps[0])
 
     def commit(self, path: Tensor | Sequence[int]) -> None:
         """Keep the rows of verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the rest."""
@@ -183,18 +207,6 @@ class Target:
         self.cache.move(self.length + rows, self.length)
         self.length += len(rows)
         self._pending = 0
-
-    def _extend(self, tokens: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward N rows after the prefix, each seeing its ancestors [N, N]: last hidden [N, H], taps [N, C]."""
-        num_rows, start = len(tokens), self.length
-        tree = ancestors.to(self.device)
-        mask = torch.cat([tree.new_ones((num_rows, start)), tree], dim=1)[None, None]
-        # A node's depth is the number of its ancestors, itself not counted.
-        positions = (start + tree.sum(1) - 1)[None]
-        self.cache.write_next(slice(start, start + num_rows), start + num_rows)
-        self._pending = num_rows
-        last, taps = self.forward(tokens[None], positions=positions, mask=mask, cache=self.cache)
-        return last[0], taps[0]
 
     # -- forwards -----------------------------------------------------------------------------------------------
 
@@ -211,7 +223,19 @@ class Target:
 
         `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
         """
-        extra: dict[str, Any] = {} if cache is None else {self.cache_argument: cache}
+        return self._forward(ids, positions, mask, cache, {})
+
+    def forward_tree(self, ids: Tensor, rows: TreeRows, cache: RowCache) -> tuple[Tensor, Tensor]:
+        """The same for the rows of draft trees, ids [B, N], which see their prefix and their own path."""
+        if self.attention.name == "sdpa":
+            return self._forward(ids, rows.positions(), full_mask(rows, cache.visible), cache, {})
+        extra = {"tree": rows, "tree_backend": self.attention.name}
+        return self._forward(ids, rows.positions(), tree_glue.no_mask(ids.device), cache, extra)
+
+    def _forward(
+        self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        extra = extra if cache is None else {self.cache_argument: cache, **extra}
         base: Any = self.model.model  # pyright: ignore
         self._outputs.clear()
         output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cache is not None, **extra)
@@ -225,7 +249,7 @@ class Target:
             num_layers=self.num_layers,
             batch=batch,
             kv_heads=self.config.num_key_value_heads or heads,
-            head_dim=getattr(self.config, "head_dim", None) or self.hidden_size // heads,
+            head_dim=self.head_dim,
             capacity=capacity,
             dtype=self.dtype,
             device=self.device,
@@ -295,10 +319,8 @@ class Target:
             before = self.verify(tree, parents).logits
             after = self.verify(perturbed, parents).logits
         if not torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) or torch.equal(before[3], after[3]):
-            backend = getattr(self.config, "_attn_implementation", "unknown")
             raise ValueError(
-                f"the attention back end {backend!r} of {self.name} ignores the tree mask; "
-                f"use attn_implementation='sdpa' or 'eager'"
+                f"attention {self.attention.name!r} of {self.name} ignores the tree mask; choose another one with --attention"
             )
         ids = torch.cat([prompt, tree[:1]])[None]
         expected = self.model(input_ids=ids).logits[0, -1, : self.vocab_size].float()
