@@ -228,9 +228,9 @@ class Target:
     def forward_tree(self, ids: Tensor, rows: TreeRows, cache: RowCache) -> tuple[Tensor, Tensor]:
         """The same for the rows of draft trees, ids [B, N], which see their prefix and their own path."""
         if self.attention.name == "sdpa":
-            return self._forward(ids, rows.positions(), full_mask(rows, cache.visible), cache, {})
+            return self._forward(ids, rows.positions, full_mask(rows, cache.visible), cache, {})
         extra = {"tree": rows, "tree_backend": self.attention.name}
-        return self._forward(ids, rows.positions(), tree_glue.no_mask(ids.device), cache, extra)
+        return self._forward(ids, rows.positions, tree_glue.no_mask(ids.device), cache, extra)
 
     def _forward(
         self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]

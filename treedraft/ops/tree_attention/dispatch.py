@@ -124,7 +124,7 @@ def tree_attention_lse(
         out, lse = run(q, k, v, rows, scale=scale, backend=name, splits=splits, block_table=block_table, need_lse=need_lse)
     else:
         out, lse = torch.ops.treedraft.tree_attention(
-            q, k, v, rows.words, rows.depths, rows.prefix_lens, list(rows.prefixes or ()), rows.max_prefix,
+            q, k, v, rows.words, rows.prefix_lens, list(rows.prefixes or ()), rows.max_prefix,
             rows.num_nodes, scale, name, splits or 0, block_table,
         )  # fmt: skip
         out = out.transpose(1, 2)
@@ -147,7 +147,7 @@ def run(
     if backend == "sdpa":
         return _sdpa(q, k, v, rows, scale), _sdpa_lse(q, k, rows, scale) if need_lse else None
     assert backend == "reference", backend
-    out, lse = from_visible(q, k, v, rows.visible, _prefixes(rows), scale=scale)
+    out, lse = from_visible(q, k, v, rows.visible, rows.lengths, scale=scale)
     return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), lse.to(torch.promote_types(q.dtype, torch.float32))
 
 
@@ -159,7 +159,7 @@ def gathered(pool: Tensor, block_table: Tensor, columns: int) -> Tensor:
 
 def full_mask(rows: TreeRows, columns: int) -> Tensor:
     """bool [B, 1, N, columns]: prefix and tree in one mask, for attention that takes nothing else."""
-    place = torch.arange(columns, device=rows.words.device) - rows.prefix_lens[:, None]  # [B, columns]
+    place = torch.arange(columns, device=rows.seen.device) - rows.prefix_lens[:, None]  # [B, columns]
     tree = rows.visible.expand(len(place), -1, -1)
     node = place.clamp(0, rows.size - 1)[:, None].expand(-1, rows.size, -1)
     inside = ((place >= 0) & (place < rows.size))[:, None]
@@ -168,7 +168,7 @@ def full_mask(rows: TreeRows, columns: int) -> Tensor:
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Tensor:
     """torch's attention under one mask of N x (P + N), over the columns that are there."""
-    end = max(_prefixes(rows)) + rows.size
+    end = max(rows.lengths) + rows.size
     mask, v = full_mask(rows, end), v[:, :, :end]
     # Stale rows are masked, but zero times what lies in them may be NaN.
     v = v.masked_fill(~mask.any(2)[..., None], 0)
@@ -177,14 +177,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Tens
 
 
 def _sdpa_lse(q: Tensor, k: Tensor, rows: TreeRows, scale: float) -> Tensor:
-    end = max(_prefixes(rows)) + rows.size
+    end = max(rows.lengths) + rows.size
     keys = k[:, :, :end].repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
     return scores.masked_fill(~full_mask(rows, end), -torch.inf).logsumexp(-1)
-
-
-def _prefixes(rows: TreeRows) -> tuple[int, ...]:
-    return rows.prefixes if rows.prefixes is not None else tuple(rows.prefix_lens.tolist())
 
 
 @cache
@@ -209,13 +205,16 @@ def check(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, block_table: Tensor |
         raise ValueError(f"last strides {q.stride(3)}, {k.stride(3)}, {v.stride(3)} of q, k, v: each has to be 1")
     if not 1 <= num_nodes <= MAX_NODES or (held is not None and held < num_nodes):
         raise ValueError(f"{num_nodes} nodes in {held} columns: between 1 and {MAX_NODES}, and no more than columns")
-    words, shape = rows.words, (num_nodes, -(-num_nodes // WORD))
-    if words.dtype != torch.int64 or tuple(words.shape[1:]) != shape or len(words) not in (1, batch):
-        raise ValueError(f"words are {words.dtype} {list(words.shape)}; expected int64 [{batch} or 1, {shape[0]}, {shape[1]}]")
+    seen, wide = rows.seen, {torch.bool: num_nodes, torch.int64: -(-num_nodes // WORD)}
+    if seen.dtype not in wide or seen.shape[1:] != (num_nodes, wide[seen.dtype]) or len(seen) not in (1, batch):
+        raise ValueError(
+            f"the mask is {seen.dtype} {list(seen.shape)}; expected bool [{batch} or 1, {num_nodes}, {num_nodes}] or "
+            f"int64 [{batch} or 1, {num_nodes}, {wide[torch.int64]}]"
+        )
     if rows.prefix_lens.dtype != torch.int32 or tuple(rows.prefix_lens.shape) != (batch,):
         raise ValueError(f"prefix_lens are {rows.prefix_lens.dtype} {list(rows.prefix_lens.shape)}; expected int32 [{batch}]")
-    if not words.device == rows.prefix_lens.device == q.device:
-        raise ValueError(f"words on {words.device} and prefix_lens on {rows.prefix_lens.device}; q is on {q.device}")
+    if not seen.device == rows.prefix_lens.device == q.device:
+        raise ValueError(f"the mask on {seen.device} and prefix_lens on {rows.prefix_lens.device}; q is on {q.device}")
     if rows.prefixes is not None and held is not None and max(rows.prefixes) + num_nodes > held:
         raise ValueError(f"a prefix of {max(rows.prefixes)} and {num_nodes} nodes do not fit {held} columns")
     if block_table is not None and (block_table.dtype != torch.int32 or block_table.ndim != 2 or k.shape[1] % WORD):
@@ -251,10 +250,10 @@ def unpack_padded(words: Tensor) -> Tensor:
 
 @torch.library.custom_op("treedraft::tree_attention", mutates_args=())
 def _operator(
-    q: Tensor, k: Tensor, v: Tensor, words: Tensor, depths: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
+    q: Tensor, k: Tensor, v: Tensor, words: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
     num_nodes: Tensor | None, scale: float, backend: str, splits: int, block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = TreeRows(words=words, depths=depths, prefix_lens=prefix_lens, prefixes=tuple(prefixes) or None, max_prefix=max_prefix,
+    rows = TreeRows(seen=words, prefix_lens=prefix_lens, prefixes=tuple(prefixes) or None, max_prefix=max_prefix,
                     num_nodes=num_nodes)  # fmt: skip
     out, lse = run(q, k, v, rows, scale=scale, backend=backend, splits=splits or None, block_table=block_table)
     assert lse is not None
@@ -263,7 +262,7 @@ def _operator(
 
 @_operator.register_fake
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, words: Tensor, depths: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
+    q: Tensor, k: Tensor, v: Tensor, words: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
     num_nodes: Tensor | None, scale: float, backend: str, splits: int, block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     batch, num_heads, rows, dim = q.shape

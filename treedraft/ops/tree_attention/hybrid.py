@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treedraft.ops.tree_attention.mask import TreeRows
 
+_STACK_FROM = 512  # columns; fewer stay in a core's cache, where reading them once a head costs less than stacking rows
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -24,20 +25,17 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, *, scale: float, nee
 
     Reads the columns below prefix + N of each request alone.
     """
-    (batch, num_heads, num_nodes, dim), kv_heads = q.shape, k.shape[1]
-    group = num_heads // kv_heads
-    prefixes = rows.prefixes if rows.prefixes is not None else tuple(rows.prefix_lens.tolist())
-    if rows.all_seen and len(set(prefixes)) == 1:
-        end = prefixes[0] + 1
-        out, lse = plain(q.reshape(batch, kv_heads, group, dim), k[:, :, :end], v[:, :, :end], scale)
-        return out.reshape(batch, 1, num_heads, dim).transpose(1, 2), lse.reshape(batch, num_heads, 1)
-    out, lse = _tree(q, k, v, rows, prefixes, scale)
-    if any(prefixes):
-        before, before_lse = _prefix(q, k, v, prefixes, scale)
-        if need_lse:
-            out, lse = merge((before, before_lse), (out, lse))
-        else:
-            out = torch.lerp(before, out, torch.sigmoid(lse - before_lse)[..., None].to(out.dtype))
+    if rows.size == 1 and rows.common is not None and rows.num_nodes is None and rows.blind is None:
+        # A single node sees all there is: no mask, no parts.
+        out, lse = _prefix(q, k, v, (rows.common + 1,) * len(q), rows.common + 1, scale)
+    else:
+        out, lse = _tree(q, k, v, rows, scale)
+        if any(rows.lengths):
+            before, before_lse = _prefix(q, k, v, rows.lengths, rows.common, scale)
+            if need_lse:
+                out, lse = merge((before, before_lse), (out, lse))
+            else:
+                out = torch.lerp(before, out, torch.sigmoid(lse - before_lse)[..., None].to(out.dtype))
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse if need_lse else None
 
 
@@ -49,37 +47,34 @@ def merge(one: Part, other: Part) -> Part:
     return torch.lerp(one[0], other[0], share), torch.logaddexp(one[1], other[1])
 
 
-def _prefix(q: Tensor, k: Tensor, v: Tensor, prefixes: tuple[int, ...], scale: float) -> Part:
+def _prefix(q: Tensor, k: Tensor, v: Tensor, prefixes: tuple[int, ...], common: int | None, scale: float) -> Part:
     """Every row over all of its request's prefix; [B, H, N, D], [B, H, N]."""
-    kv_heads = k.shape[1]
-    packed = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # [B, HK, G N, D]
-    if len(set(prefixes)) == 1:
-        out, lse = plain(packed, k[:, :, : prefixes[0]], v[:, :, : prefixes[0]], scale)
-    else:
-        # Prefixes of different lengths: one call each reads what is there and nothing else, stale rows least of all.
-        out = packed.new_zeros(packed.shape)
-        lse = torch.full(packed.shape[:3], -torch.inf, dtype=_accurate(packed), device=packed.device)
-        for request, length in enumerate(prefixes):
-            if length:
-                one = slice(request, request + 1)
-                out[one], lse[one] = plain(packed[one], k[one, :, :length], v[one, :, :length], scale)
-    return out.unflatten(2, (-1, q.shape[2])).flatten(1, 2), lse.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
+    if common is not None:
+        return plain(q, k.narrow(2, 0, common), v.narrow(2, 0, common), scale)
+    # Prefixes of different lengths: one call each reads what is there and nothing else, stale rows least of all.
+    out = q.new_zeros(q.shape)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=_accurate(q), device=q.device)
+    for request, length in enumerate(prefixes):
+        if length:
+            one = slice(request, request + 1)
+            out[one], lse[one] = plain(q[one], k[one, :, :length], v[one, :, :length], scale)
+    return out, lse
 
 
-def _tree(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, prefixes: tuple[int, ...], scale: float) -> Part:
+def _tree(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Part:
     """Every row over the nodes it sees; [B, H, N, D], [B, H, N]."""
-    out, lse = masked(q, _nodes(k, rows, prefixes), _nodes(v, rows, prefixes), rows.bias(q.dtype)[:, None], scale)
+    out, lse = masked(q, _nodes(k, rows), _nodes(v, rows), rows.bias(q.dtype), scale)
     if rows.blind is not None:
         out, lse = out.masked_fill(rows.blind[:, None, :, None], 0), lse.masked_fill(rows.blind[:, None], -torch.inf)
     return out, lse
 
 
-def _nodes(x: Tensor, rows: TreeRows, prefixes: tuple[int, ...]) -> Tensor:
+def _nodes(x: Tensor, rows: TreeRows) -> Tensor:
     """The rows of the tree, [B, HK, N, D]: a view where all prefixes are of one length."""
-    if len(set(prefixes)) == 1:
-        nodes = x[:, :, prefixes[0] : prefixes[0] + rows.size]
+    if rows.common is not None:
+        nodes = x.narrow(2, rows.common, rows.size)
     else:
-        columns = torch.tensor(prefixes, device=x.device)[:, None] + torch.arange(rows.size, device=x.device)
+        columns = rows.prefix_lens[:, None] + torch.arange(rows.size, device=x.device)
         nodes = x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
     if rows.num_nodes is None:
         return nodes
@@ -91,12 +86,16 @@ def _nodes(x: Tensor, rows: TreeRows, prefixes: tuple[int, ...]) -> Tensor:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
-    """Attention of q [B, h, rows, D] over all of k and v [B, h, S, D]; lse is the natural logarithm."""
-    flash = _flash(q.device.type)
+    """Attention of q [B, H, N, D] over all of k and v [B, HK, S, D]; lse is the natural logarithm."""
+    flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None:
         return masked(q, k, v, None, scale)
-    out, lse = flash(q, k, v, scale=scale)[:2]
-    return out, lse[..., : q.shape[2]]
+    if q.device.type == "cpu" and (columns < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
+        return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
+    out, lse = flash(q.reshape(len(q), kv_heads, -1, q.shape[3]), k, v, scale=scale)[:2]  # rows [G N]
+    group = num_heads // kv_heads
+    lse = lse[..., : group * num_rows].unflatten(2, (group, num_rows)).flatten(1, 2)
+    return out.unflatten(2, (group, num_rows)).flatten(1, 2), lse
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Part:

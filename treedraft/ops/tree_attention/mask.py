@@ -20,8 +20,7 @@ MAX_NODES = 1024
 class TreeRows:
     """The rows of one verification: N nodes for each of B requests, behind prefixes of their own length.
 
-    words        int64 [B or 1, N, ceil(N / 64)]
-    depths       int64 [B or 1, N]; 0 for a root
+    seen         who sees whom: bool [B or 1, N, N], or the words of it, int64 [B or 1, N, ceil(N / 64)]
     prefix_lens  int32 [B], on the device of the queries, where a kernel reads it
     prefixes     the same on the host; None where they are known on the device alone (CUDA graphs)
     max_prefix   no prefix is longer; chooses how a kernel splits its work, never what it computes
@@ -30,8 +29,7 @@ class TreeRows:
     Node j of request b lies at column prefix_lens[b] + j of its keys and values.
     """
 
-    words: Tensor
-    depths: Tensor
+    seen: Tensor
     prefix_lens: Tensor
     prefixes: tuple[int, ...] | None
     max_prefix: int
@@ -41,20 +39,25 @@ class TreeRows:
     @property
     def size(self) -> int:
         """N, padding included."""
-        return self.words.shape[1]
+        return self.seen.shape[1]
+
+    @cached_property
+    def words(self) -> Tensor:
+        """int64 [B or 1, N, ceil(N / 64)]."""
+        return self.seen if self.seen.dtype == torch.int64 else pack(self.seen)
 
     @cached_property
     def visible(self) -> Tensor:
         """bool [B or 1, N, N]; columns of padding are nobody's."""
-        seen = unpack(self.words)
+        seen = self.seen if self.seen.dtype == torch.bool else unpack(self.seen)
         if self.num_nodes is not None:
             seen = seen & (torch.arange(self.size, device=seen.device) < self.num_nodes[:, None])[:, None]
         return seen
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """[B or 1, N, N] to add to scores: 0 where a row sees, -inf where not. Made once for all layers."""
+        """[B or 1, 1, N, N] to add to scores: 0 where a row sees, -inf where not. Made once for all layers."""
         if dtype not in self._biases:
-            self._biases[dtype] = additive(self.visible, dtype)
+            self._biases[dtype] = additive(self.visible, dtype)[:, None]
         return self._biases[dtype]
 
     @cached_property
@@ -63,14 +66,20 @@ class TreeRows:
         blind = ~self.visible.any(-1)
         return blind if bool(blind.any()) else None
 
-    @property
-    def all_seen(self) -> bool:
-        """A single node, which sees itself: no mask at all."""
-        return self.size == 1 and self.num_nodes is None
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """`prefixes`, read from the device if need be."""
+        return self.prefixes if self.prefixes is not None else tuple(self.prefix_lens.tolist())
 
+    @cached_property
+    def common(self) -> int | None:
+        """The prefix length of all requests, or None if they differ."""
+        return self.lengths[0] if len(set(self.lengths)) == 1 else None
+
+    @cached_property
     def positions(self) -> Tensor:
-        """int64 [B, N]: prefix length + depth."""
-        return self.prefix_lens[:, None].long() + self.depths
+        """int64 [B, N]: prefix length + depth, the number of ancestors; a row of padding counts as a root."""
+        return self.prefix_lens[:, None] + (self.visible.sum(-1) - 1).clamp(min=0)
 
 
 def tree_rows(parents: Tensor, prefixes: int | tuple[int, ...]) -> TreeRows:
@@ -83,9 +92,8 @@ def tree_rows(parents: Tensor, prefixes: int | tuple[int, ...]) -> TreeRows:
     lengths = (prefixes,) if isinstance(prefixes, int) else tuple(prefixes)
     if len(lengths) != len(batch) or min(lengths) < 0:
         raise ValueError(f"prefixes {lengths} of {len(batch)} trees: one length a tree, at least 0")
-    words, depths = mask_words(batch)
     lens = torch.tensor(lengths, dtype=torch.int32, device=parents.device)
-    return TreeRows(words=words, depths=depths, prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths))
+    return TreeRows(seen=ancestors(batch), prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths))
 
 
 def check_parents(parents: Tensor) -> None:
@@ -101,26 +109,26 @@ def check_parents(parents: Tensor) -> None:
         raise ValueError(f"parent {int(parents[tuple(place)])} of node {place[-1]}: a parent is -1 or an earlier node")
 
 
-def mask_words(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """parents [B, N] (-1 for a root) -> words int64 [B, N, ceil(N / 64)] of a node and its ancestors, depths int64 [B, N].
+def ancestors(parents: Tensor) -> Tensor:
+    """parents [B, N] (-1 for a root) -> bool [B, N, N]; row i is true at i and at i's ancestors.
 
-    By doubling: after k steps a row knows its nearest 2^k ancestors. The number of steps depends on N alone, so nothing
-    waits for the device.
+    By doubling: after k steps a row knows its nearest 2^k ancestors. On a GPU the number of steps depends on N alone, so
+    that nothing waits for the device; a CPU stops when all have arrived.
     """
     batch, num_nodes = parents.shape
-    num_words = -(-num_nodes // WORD)
-    nodes = torch.arange(num_nodes, device=parents.device)
-    # One row more, above every root: it adds nothing, and its parent is itself.
-    words = parents.new_zeros((batch, num_nodes + 1, num_words), dtype=torch.int64)
-    words[:, nodes, nodes // WORD] = torch.ones_like(nodes) << (nodes % WORD)
-    jump = parents.new_full((batch, num_nodes + 1), num_nodes, dtype=torch.int64)
-    jump[:, :-1] = torch.where(parents < 0, num_nodes, parents)
-    depths = (jump != num_nodes).long()
+    seen = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
+    if num_nodes == 1:
+        return seen
+    # A root's parent is itself, which adds nothing.
+    jump = torch.where(parents < 0, torch.arange(num_nodes, device=parents.device), parents)
+    request = torch.arange(batch, device=parents.device)[:, None]
     for _ in range((num_nodes - 1).bit_length()):
-        words |= words.gather(1, jump[:, :, None].expand_as(words))
-        depths = depths + depths.gather(1, jump)
-        jump = jump.gather(1, jump)
-    return words[:, :-1], depths[:, :-1]
+        seen = seen | seen[request, jump]
+        further = jump.gather(1, jump)
+        if parents.device.type == "cpu" and torch.equal(further, jump):
+            break
+        jump = further
+    return seen
 
 
 def pack(visible: Tensor) -> Tensor:
