@@ -10,12 +10,10 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 Component = dict[str, Any]
 Config = TypeVar("Config")
@@ -24,7 +22,17 @@ Rule = Literal["sampler_match", "ratio", "block", "spec_infer", "sequoia", "poin
 Admit = Literal["fanout", "pop"]
 MOST_NODES = 256  # of a tree that is sized by its cost
 LOSSY = frozenset({"typical"})  # acceptance rules that change the output's law
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = {"extra": "forbid"}
+
+
+def with_config(config: dict[str, str]) -> Callable[[type[Config]], type[Config]]:
+    """What pydantic's decorator of this name does, without importing it: `bench gpu` runs where it is not installed."""
+
+    def mark(kind: type[Config]) -> type[Config]:
+        kind.__pydantic_config__ = config  # pyright: ignore[reportAttributeAccessIssue]
+        return kind
+
+    return mark
 
 
 def _positive(owner: str, **values: float | None) -> None:
@@ -240,6 +248,10 @@ def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Confi
             from treedraft.registry import unknown
 
             raise ValueError(f"{where}: " + unknown("key", key, known))
+    try:
+        from pydantic import TypeAdapter, ValidationError
+    except ModuleNotFoundError:
+        return kind(**values)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

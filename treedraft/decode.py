@@ -85,6 +85,10 @@ class Arguments:
     """Draw the tree of the round that accepted most."""
     json: bool = False
     """Print one JSON object a prompt on standard output, and nothing else there."""
+    attention: Literal["auto", "triton", "hybrid", "sdpa", "reference"] = "auto"
+    """How the target attends to a tree; all but auto fail where they cannot run."""
+    verbose: bool = False
+    """Say on standard error which attention was chosen, and why."""
     device: str | None = None
     dtype: str | None = None
     """float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
@@ -190,6 +194,10 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
     from treedraft.targets import load_target, parse_dtype
 
     target = load_target(arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype))
+    if arguments.attention != "auto":
+        target.use_attention(arguments.attention)
+    if arguments.verbose:
+        print(f"attention: {target.attention.reason}", file=sys.stderr)
     return target, load_drafter(arguments.drafter, target=target)
 
 

@@ -66,7 +66,7 @@ class RowCache:
         `columns` is a slice shared by all rows, or those of each row, [B] or [B, n].
         """
         self.columns, self.visible = columns, visible
-        self._reserve(visible)
+        self.reserve(visible)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_args, **_kwargs) -> tuple[Tensor, Tensor]:
         """Store [B, kv_heads, n, head_dim] of one layer; return all visible columns. Called by the model."""
@@ -95,7 +95,8 @@ class RowCache:
         rows = torch.arange(len(sources), device=sources.device)[:, None]
         self.store[:, :, rows, :, targets] = self.store[:, :, rows, :, sources]
 
-    def _reserve(self, columns: int) -> None:
+    def reserve(self, columns: int) -> None:
+        """Make room for so many columns."""
         if columns <= self.capacity:
             return
         extra = max(columns, 2 * self.capacity) - self.capacity

@@ -24,6 +24,7 @@ from treedraft.ops.tree_attention import hf as tree_glue
 from treedraft.ops.tree_attention.dispatch import Choice, choose, full_mask
 from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets.cache import RowCache
+from treedraft.targets.graphs import GraphedVerify, graphable
 
 FAMILIES = ("llama", "qwen3")
 
@@ -110,6 +111,7 @@ class Target:
         self.cache = self.new_cache(batch=1, capacity=256)
         self.length = 0
         self._pending = 0
+        self.graphs: GraphedVerify | None = None
         self.attention: Choice
         self.use_attention(attention, self_test=self_test)
 
@@ -122,8 +124,11 @@ class Target:
         self.attention = choose(name, device=self.device, dtype=self.dtype, head_dim=self.head_dim)
         tree_glue.register()
         self.model.set_attn_implementation("sdpa" if name == "sdpa" else tree_glue.NAME)  # pyright: ignore
+        self.graphs = None
         if self_test:
             self.self_test()
+        if self.attention.name == "triton" and self.device.type == "cuda" and graphable(self.config):
+            self.graphs = GraphedVerify(self)
 
     # -- what a drafter borrows ------------------------------------------------------------------------------
 
@@ -194,6 +199,10 @@ class Target:
     @torch.no_grad()
     def verify(self, tokens: Tensor, parents: Tensor) -> Verified:
         """Score a draft tree of N nodes in one forward: logits [N, V], taps [N, C]. Nothing is kept until `commit`."""
+        if self.graphs is not None and len(tokens) <= self.graphs.largest:
+            last, taps = self.graphs.run(tokens, parents)
+            self._pending = len(tokens)
+            return Verified(logits=self.head(last), taps=taps)
         rows = tree_rows(parents.to(self.device), self.length)
         self.cache.write_next(slice(self.length, self.length + rows.size), self.length + rows.size)
         self._pending = rows.size
@@ -330,11 +339,13 @@ class Target:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[None]:
-        saved, self.cache = (self.cache, self.length, self._pending), self.new_cache(batch=1, capacity=16)
+        saved = (self.cache, self.length, self._pending, self.graphs)
+        # Graphs belong to a cache: those of the request would be lost to one that lasts a moment.
+        self.cache, self.graphs = self.new_cache(batch=1, capacity=16), None
         try:
             yield
         finally:
-            self.cache, self.length, self._pending = saved
+            self.cache, self.length, self._pending, self.graphs = saved
 
 
 def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -153,9 +152,9 @@ def _compile(
     function: Any, name: str, signature: dict[str, str], constants: dict[str, Any], aligned: Sequence[str], capability: int,
     options: dict[str, int],
 ) -> Compiled:  # fmt: skip
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    import triton  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+    from triton.compiler import ASTSource  # pyright: ignore[reportMissingImports]
 
     order = {argument: place for place, argument in enumerate(function.arg_names)}
     attributes = {(order[argument],): [["tt.divisibility", 16]] for argument in aligned}
@@ -175,7 +174,7 @@ def _compile(
 
 def _assembly(cubin: bytes) -> tuple[int, int, Counter[str]]:
     """Registers, bytes of stack (which is what spills go to) and how often each instruction occurs."""
-    import triton.backends.nvidia
+    import triton.backends.nvidia  # pyright: ignore[reportMissingImports]
 
     tools = Path(triton.backends.nvidia.__path__[0]) / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -191,7 +190,7 @@ def _assembly(cubin: bytes) -> tuple[int, int, Counter[str]]:
 def main() -> int:
     kernels = [compile_attend(variant) for variant in main_variants()]
     kernels += [compile_merge(capability, head_dim) for capability in (80, 90) for head_dim in (128, 256)]
-    import triton
+    import triton  # pyright: ignore[reportMissingImports]
 
     print(f"triton {triton.__version__}")
     print(table(kernels))

@@ -18,7 +18,7 @@ from treedraft.ops.tree_attention.naive import from_visible
 
 BACKENDS = ("auto", "triton", "hybrid", "sdpa", "reference")
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-LARGEST_HEAD = 256
+SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 
 
 class BackendUnavailable(ValueError):
@@ -55,8 +55,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     """What keeps the kernel from running, in a few words, or None."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if head_dim > LARGEST_HEAD or head_dim < 16:
-        return f"head size {head_dim} is outside 16..{LARGEST_HEAD}"
+    if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
+        return f"head size {head_dim} is outside {SMALLEST_HEAD}..{LARGEST_HEAD}"
     if interpreting():
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 works on the CPU alone"
     if device.type != "cuda":
@@ -117,17 +117,16 @@ def tree_attention_lse(
 
     Without `need_lse` the second is empty.
     """
+    scale = scale_of(q, scale)
+    if torch.compiler.is_compiling():
+        out, lse = torch.ops.treedraft.tree_attention(
+            q, k, v, rows.seen, rows.prefix_lens, list(rows.prefixes or ()), rows.max_prefix, rows.num_nodes, scale,
+            backend, splits or 0, block_table,
+        )  # fmt: skip
+        return out.transpose(1, 2), lse
     check(q, k, v, rows, block_table)
     name = _resolved(backend, q.device, q.dtype, q.shape[-1])
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if not torch.compiler.is_compiling():
-        out, lse = run(q, k, v, rows, scale=scale, backend=name, splits=splits, block_table=block_table, need_lse=need_lse)
-    else:
-        out, lse = torch.ops.treedraft.tree_attention(
-            q, k, v, rows.words, rows.prefix_lens, list(rows.prefixes or ()), rows.max_prefix,
-            rows.num_nodes, scale, name, splits or 0, block_table,
-        )  # fmt: skip
-        out = out.transpose(1, 2)
+    out, lse = run(q, k, v, rows, scale=scale, backend=name, splits=splits, block_table=block_table, need_lse=need_lse)
     return out, lse if lse is not None else q.new_empty(0)
 
 
@@ -151,6 +150,10 @@ def run(
     return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), lse.to(torch.promote_types(q.dtype, torch.float32))
 
 
+def scale_of(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
+
+
 def gathered(pool: Tensor, block_table: Tensor, columns: int) -> Tensor:
     """Pages of a pool [pages, page, HK, D] in the order of `block_table` [B, n] -> [B, HK, >= columns, D]."""
     pages = -(-columns // pool.shape[1])
@@ -168,19 +171,24 @@ def full_mask(rows: TreeRows, columns: int) -> Tensor:
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Tensor:
     """torch's attention under one mask of N x (P + N), over the columns that are there."""
-    end = max(rows.lengths) + rows.size
-    mask, v = full_mask(rows, end), v[:, :, :end]
-    # Stale rows are masked, but zero times what lies in them may be NaN.
-    v = v.masked_fill(~mask.any(2)[..., None], 0)
-    out = torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :end], v, attn_mask=mask, scale=scale, enable_gqa=True)
+    mask, k, v = _held(k, v, rows)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _sdpa_lse(q: Tensor, k: Tensor, rows: TreeRows, scale: float) -> Tensor:
-    end = max(rows.lengths) + rows.size
-    keys = k[:, :, :end].repeat_interleave(q.shape[1] // k.shape[1], 1)
+    mask, k, _ = _held(k, k, rows)
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
-    return scores.masked_fill(~full_mask(rows, end), -torch.inf).logsumexp(-1)
+    return scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+
+
+def _held(k: Tensor, v: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor, Tensor]:
+    """The full mask, and k and v up to the last column; stale rows are masked, but nothing times NaN is nothing."""
+    end = max(rows.lengths) + rows.size
+    mask = full_mask(rows, end)
+    stale = ~mask.any(2)[..., None]  # [B, 1, end, 1]
+    return mask, k[:, :, :end].masked_fill(stale, 0), v[:, :, :end].masked_fill(stale, 0)
 
 
 @cache
@@ -250,19 +258,21 @@ def unpack_padded(words: Tensor) -> Tensor:
 
 @torch.library.custom_op("treedraft::tree_attention", mutates_args=())
 def _operator(
-    q: Tensor, k: Tensor, v: Tensor, words: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
     num_nodes: Tensor | None, scale: float, backend: str, splits: int, block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = TreeRows(seen=words, prefix_lens=prefix_lens, prefixes=tuple(prefixes) or None, max_prefix=max_prefix,
-                    num_nodes=num_nodes)  # fmt: skip
-    out, lse = run(q, k, v, rows, scale=scale, backend=backend, splits=splits or None, block_table=block_table)
-    assert lse is not None
+    rows = TreeRows(
+        seen=seen, prefix_lens=prefix_lens, prefixes=tuple(prefixes) or None, max_prefix=max_prefix, num_nodes=num_nodes
+    )
+    out, lse = tree_attention_lse(
+        q, k, v, rows, scale=scale, backend=backend, splits=splits or None, block_table=block_table
+    )
     return out.transpose(1, 2).contiguous(), lse.contiguous()
 
 
 @_operator.register_fake
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, words: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, prefix_lens: Tensor, prefixes: Sequence[int], max_prefix: int,
     num_nodes: Tensor | None, scale: float, backend: str, splits: int, block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     batch, num_heads, rows, dim = q.shape

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treedraft.ops.tree_attention.dispatch import run, tree_attention
+from treedraft.ops.tree_attention.dispatch import run, scale_of, tree_attention
 from treedraft.ops.tree_attention.mask import TreeRows
 
 NAME = "treedraft"
@@ -60,6 +60,5 @@ def attention(
     if tree_backend == "auto" or getattr(module, "layer_idx", 0) == 0 or torch.compiler.is_compiling():
         out = tree_attention(query, key, value, tree, scale=scaling, backend=tree_backend)
     else:  # shapes were checked in the first layer
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out, _ = run(query, key, value, tree, scale=scale, backend=tree_backend, need_lse=False)
+        out, _ = run(query, key, value, tree, scale=scale_of(query, scaling), backend=tree_backend, need_lse=False)
     return out.transpose(1, 2), None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treedraft.ops.tree_attention.mask import TreeRows
 
-_STACK_FROM = 512  # columns; fewer stay in a core's cache, where reading them once a head costs less than stacking rows
+_STACK_FROM = 2**16  # values of a key head; fewer stay in a core's cache: reading them once a head beats stacking rows
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -90,7 +90,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None:
         return masked(q, k, v, None, scale)
-    if q.device.type == "cpu" and (columns < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
+    if q.device.type == "cpu" and (columns * k.shape[3] < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
     out, lse = flash(q.reshape(len(q), kv_heads, -1, q.shape[3]), k, v, scale=scale)[:2]  # rows [G N]
     group = num_heads // kv_heads

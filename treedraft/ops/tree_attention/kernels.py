@@ -12,8 +12,8 @@ and a tile of the tree costs a row one word. Whatever is multiplied by a stride 
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "num_words"])
@@ -126,33 +126,28 @@ def attend(
         place = start + columns
         here = place < end
         word = tl.load(words + batch * words_batch + node * num_words + node_tile, mask=alive, other=0)
-        seen = ((word[:, None] >> columns[None, :].to(tl.int64)) & 1) != 0
+        # By halves: a shift of 64 bits takes several instructions and twice the registers.
+        half = tl.where((columns < 32)[None, :], word.to(tl.int32)[:, None], (word >> 32).to(tl.int32)[:, None])
+        seen = ((half >> (columns % 32)[None, :]) & 1) != 0
         free = (rows[:, None] * 0 + tile) < before
         seen = (seen | free) & here[None, :]
+        if PAGE > 0:
+            # The tree starts anywhere, so a tile of it may lie in two pages.
+            page = tl.load(table + place // PAGE, mask=here, other=0).to(tl.int64)
+            row = (place % PAGE).to(tl.int64)
         if TMA:
             k_tile = k.load([batch.to(tl.int32), kv_head.to(tl.int32), start, 0]).reshape(BLOCK_N, BLOCK_D)
-            v_tile = v.load([batch.to(tl.int32), kv_head.to(tl.int32), start, 0]).reshape(BLOCK_N, BLOCK_D)
-            # A row of slack may be NaN, and zero times NaN is NaN.
-            v_tile = tl.where(here[:, None], v_tile, 0.0)
         else:
             if PAGE > 0:
-                # The tree starts anywhere, so a tile of it may lie in two pages.
-                page = tl.load(table + place // PAGE, mask=here, other=0).to(tl.int64)
-                row = (place % PAGE).to(tl.int64)
                 k_ptrs = k + page[:, None] * k_batch + kv_head * k_head + row[:, None] * k_row + dims[None, :]
-                v_ptrs = v + page[:, None] * v_batch + kv_head * v_head + row[:, None] * v_row + dims[None, :]
             else:
                 k_ptrs = k_base + tl.cast(start, tl.int64) * k_row + k_inner
-                v_ptrs = v_base + tl.cast(start, tl.int64) * v_row + v_inner
             if D == BLOCK_D:
                 k_tile = tl.load(k_ptrs, mask=here[:, None], other=0.0)
-                v_tile = tl.load(v_ptrs, mask=here[:, None], other=0.0)
             else:
                 k_tile = tl.load(k_ptrs, mask=here[:, None] & inside[None, :], other=0.0)
-                v_tile = tl.load(v_ptrs, mask=here[:, None] & inside[None, :], other=0.0)
         if UPCAST:
             k_tile = k_tile.to(tl.float32)
-            v_tile = v_tile.to(tl.float32)
         scores = tl.dot(q_tile, k_tile.T, input_precision="ieee" if EXACT else "tf32") * scale
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -162,6 +157,21 @@ def attend(
         weights = tl.exp2(scores - level[:, None])
         total = total * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None]
+        if TMA:
+            v_tile = v.load([batch.to(tl.int32), kv_head.to(tl.int32), start, 0]).reshape(BLOCK_N, BLOCK_D)
+            # A row of slack may be NaN, and zero times NaN is NaN.
+            v_tile = tl.where(here[:, None], v_tile, 0.0)
+        else:
+            if PAGE > 0:
+                v_ptrs = v + page[:, None] * v_batch + kv_head * v_head + row[:, None] * v_row + dims[None, :]
+            else:
+                v_ptrs = v_base + tl.cast(start, tl.int64) * v_row + v_inner
+            if D == BLOCK_D:
+                v_tile = tl.load(v_ptrs, mask=here[:, None], other=0.0)
+            else:
+                v_tile = tl.load(v_ptrs, mask=here[:, None] & inside[None, :], other=0.0)
+        if UPCAST:
+            v_tile = v_tile.to(tl.float32)
         mixed = tl.dot(weights.to(v_tile.dtype), v_tile, mixed, input_precision="ieee" if EXACT else "tf32")
         top = higher
 

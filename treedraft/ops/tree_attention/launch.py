@@ -99,8 +99,10 @@ def launch(
 
     `tma`: copies by descriptor (default: where the device and the layout of k and v allow it).
     """
-    from treedraft.ops.tree_attention.kernels import attend, merge
+    from treedraft.ops.tree_attention import kernels
 
+    attend: Any = kernels.attend
+    merge: Any = kernels.merge
     (batch, num_heads, num_nodes, dim), paged = q.shape, block_table is not None
     if q.stride(3) != 1:
         q = q.contiguous()
@@ -113,7 +115,7 @@ def launch(
             batch=batch, kv_heads=kv_heads, group=group, num_nodes=num_nodes, head_dim=dim,
             max_columns=rows.max_prefix + num_nodes, tile=tile, device=H200 if interpreted else device_of(q.device),
         )  # fmt: skip
-    if not 1 <= splits:
+    if splits < 1:
         raise ValueError(f"splits is {splits}; at least 1")
     if tma is None:
         tma = capability >= 9 and not interpreted and not paged and tma_fits(k) and tma_fits(v)
@@ -157,7 +159,7 @@ def tma_fits(x: Tensor) -> bool:
 
 def descriptor(x: Tensor, dim: int) -> Any:
     """One tile of 64 columns of one head a copy; what lies outside x reads as 0."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
 
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, WORD, block_dim(dim)])
 

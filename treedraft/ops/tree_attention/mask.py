@@ -6,7 +6,7 @@ of the prefix (the form of TensorRT-LLM's XQA kernels and of DeFT, with words of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -25,6 +25,7 @@ class TreeRows:
     prefixes     the same on the host; None where they are known on the device alone (CUDA graphs)
     max_prefix   no prefix is longer; chooses how a kernel splits its work, never what it computes
     num_nodes    int32 [B] or None: rows of a request that are nodes, where trees are padded to a bucket
+    sees_itself  known that every row does, as in a tree
 
     Node j of request b lies at column prefix_lens[b] + j of its keys and values.
     """
@@ -34,7 +35,12 @@ class TreeRows:
     prefixes: tuple[int, ...] | None
     max_prefix: int
     num_nodes: Tensor | None = None
+    sees_itself: bool = False
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def fresh(self) -> TreeRows:
+        """The same tensors with nothing derived from them yet."""
+        return replace(self)
 
     @property
     def size(self) -> int:
@@ -63,6 +69,8 @@ class TreeRows:
     @cached_property
     def blind(self) -> Tensor | None:
         """bool [B or 1, N] of rows that see no node, or None if there are none: only masks made by hand have them."""
+        if self.sees_itself and self.num_nodes is None:
+            return None
         blind = ~self.visible.any(-1)
         return blind if bool(blind.any()) else None
 
@@ -93,7 +101,9 @@ def tree_rows(parents: Tensor, prefixes: int | tuple[int, ...]) -> TreeRows:
     if len(lengths) != len(batch) or min(lengths) < 0:
         raise ValueError(f"prefixes {lengths} of {len(batch)} trees: one length a tree, at least 0")
     lens = torch.tensor(lengths, dtype=torch.int32, device=parents.device)
-    return TreeRows(seen=ancestors(batch), prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths))
+    return TreeRows(
+        seen=ancestors(batch), prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths), sees_itself=True
+    )
 
 
 def check_parents(parents: Tensor) -> None:
@@ -147,4 +157,4 @@ def unpack(words: Tensor) -> Tensor:
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """bool [...] -> 0 where true, -inf where not."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return visible.to(dtype).log_()

@@ -39,7 +39,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, seen: list[list[list[int]]], prefixes: Sequence[int], scale: float | None
 ) -> tuple[Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     outputs = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float64, device=q.device)
     for request, (tree, prefix) in enumerate(zip(seen, prefixes, strict=True)):
