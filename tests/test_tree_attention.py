@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +23,13 @@ from tests.tolerances import assert_close
 from tests.tree_cases import Problem, problem, problems, sizes, tree
 from treedraft.config import DecodeConfig
 from treedraft.ops.tree_attention import dispatch, hf, hybrid, naive
-from treedraft.ops.tree_attention.dispatch import BackendUnavailable, choose, full_mask, tree_attention, tree_attention_lse
+from treedraft.ops.tree_attention.dispatch import (
+    BackendUnavailable,
+    choose,
+    full_mask,
+    tree_attention,
+    tree_attention_lse,
+)
 from treedraft.ops.tree_attention.mask import TreeRows, ancestors, check_parents, pack, tree_rows, unpack
 from treedraft.speculate import generate, generate_plain
 from treedraft.targets import tiny as tiny_module
@@ -461,3 +470,52 @@ def test_importing_needs_neither_triton_nor_a_driver() -> None:
         "assert not [m for m in sys.modules if m.startswith('triton') and sys.modules[m]]"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+# -- benches ----------------------------------------------------------------------------------------------------------
+
+
+def test_bench_attention_measures_and_checks(tmp_path: Path) -> None:
+    flags = ["--nodes", "9", "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--prefixes", "30", "70", "--repeats", "1"]
+    command = [sys.executable, "-m", "treedraft.bench", "attention", *flags, "--output", str(tmp_path / "out.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["benchmark"] == "attention" and record["behind_30"]["largest_difference"] < 1e-4
+    assert {"hybrid_ms", "times_sdpa", "times_repeat_kv"} <= record["behind_70"].keys()
+
+
+# What a GPU image need not have: all that this package depends on but Python, torch, numpy and transformers with its own needs.
+ABSENT = "tyro pydantic platformdirs gguf scipy pandas matplotlib seaborn rich jaxtyping beartype accelerate"
+
+
+def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys, importlib.util\n"
+        f"sys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *a: None if name in {ABSENT!r}.split() else found(name, *a)\n"
+        f"sys.argv = ['bench', 'gpu', '--output', {str(tmp_path / 'out.json')!r}, '--dry-run']\n"
+        "runpy.run_module('treedraft.bench', run_name='__main__')"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "everything is right" in done.stdout
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["wrong"] == [] and record["dry_run"]
+    has_kernel = importlib.util.find_spec("triton") is not None
+    assert any(name.startswith("triton") for name in record["checks"]) == has_kernel
+    assert {"hybrid", "sdpa_mask", "flex", "sdpa_nomask"} <= record["attention_1x70_20"]["microseconds"].keys()
+    assert ({"ours", "tma", "naive"} <= record["attention_1x70_20"]["microseconds"].keys()) == has_kernel
+    for correction in ("attention", "markov"):
+        assert record[f"builder_{correction}"]["same_tree"]
+    for name in ("graphs", "eager"):
+        assert record[f"round_{name}"]["same_as_plain"]
+        assert {"draft_ms", "build_ms", "verify_ms", "commit_ms", "round_ms"} <= record[f"round_{name}"].keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
+def test_bench_gpu_says_what_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-m", "treedraft.bench", "gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: bench gpu needs a CUDA device")

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.tolerances import assert_close
 from tests.tree_cases import SHAPES, Problem, problem, problems, tree
 from treedraft.ops.tree_attention.dispatch import choose, tree_attention, tree_attention_lse
-from treedraft.ops.tree_attention.launch import Device, Tile, block_dim, choose_splits, launch, tile_for
+from treedraft.ops.tree_attention.launch import Device, Tile, block_dim, choose_splits, launch, through_parts, tile_for
 from treedraft.ops.tree_attention.mask import TreeRows, pack
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.graphs import GraphedVerify
@@ -324,7 +324,7 @@ def test_offsets_are_wide_before_they_are_multiplied() -> None:
 @needs_triton
 def test_columns_too_far_apart_are_refused() -> None:
     found = problem(num_nodes=2, prefixes=(1,), dim=16)
-    far = found.k.as_strided(found.k.shape, (0, 0, 2**26, 1))
+    far = torch.empty(2**30, dtype=torch.float32)[: 7 * 2**26 + 16].as_strided(found.k.shape, (0, 0, 2**26, 1))
     with pytest.raises(ValueError, match="67108864 and 67108864 elements apart"):
         kernel(dataclasses.replace(found, k=far, v=far))
     with pytest.raises(ValueError, match="splits is 0"):
@@ -370,6 +370,8 @@ def test_a_target_verifies_with_the_kernel(monkeypatch: pytest.MonkeyPatch, fami
 
 def test_tiles_fit_their_rows() -> None:
     assert [tile_for(rows, 128).rows for rows in (4, 16, 17, 64, 65, 1024)] == [16, 16, 32, 64, 128, 128]
+    assert tile_for(1024, 128, capability=8, paged=True).stages == 2
+    assert through_parts(1, 128, capability=8) and not through_parts(1, 128) and through_parts(2, 64)
     assert tile_for(64, 128, capability=8).rows == 128 and tile_for(1024, 256).rows == 64
     assert [block_dim(dim) for dim in (8, 48, 64, 80, 96, 128, 256)] == [16, 64, 64, 128, 128, 128, 256]
 

@@ -6,6 +6,8 @@ vocabulary  what a reduced draft vocabulary costs in tau: the same drafter restr
 decode      whole answers against transformers' own `generate`, same target, prompts, threads and ids
 replay      measuring tau along recorded answers against measuring it live
 profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
+attention   tree attention in two merged parts against one masked softmax
+gpu         on a CUDA machine: attention checked and timed against five others, tree building, a whole round
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ class ProfileArguments:
 def main() -> int:
     commands: dict[str, Callable[[], int]] = {
         "tree": _tree, "train": _train, "vocabulary": _vocabulary, "decode": _decode, "replay": _replay,
-        "profile": _profile,
+        "profile": _profile, "attention": _attention, "gpu": _gpu,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
@@ -133,6 +135,18 @@ def main() -> int:
 
         raise ValueError(unknown("benchmark", name, list(commands)))
     return commands[name]()
+
+
+def _attention() -> int:
+    from treedraft import bench_attention
+
+    return bench_attention.main()
+
+
+def _gpu() -> int:
+    from treedraft import bench_gpu
+
+    return bench_gpu.main()
 
 
 def _tree() -> int:

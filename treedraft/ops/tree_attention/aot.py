@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from treedraft.ops.tree_attention.dispatch import BackendUnavailable, interpreting
-from treedraft.ops.tree_attention.launch import MERGE_ROWS, Tile, block_dim, tile_for
+from treedraft.ops.tree_attention.launch import MERGE_ROWS, Tile, block_dim, through_parts, tile_for
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program: A100, H100 and H200
 _TYPES = {"bf16": "*bf16", "fp16": "*fp16"}
@@ -69,9 +69,14 @@ def main_variants() -> list[Variant]:
                 if capability >= 90 and rows >= 64:
                     variants.append(Variant(capability=capability, head_dim=head_dim, tile=tile, tma=True))
         largest = tile_for(1024, 128, capability=capability // 10)
+        paged = tile_for(1024, 128, capability=capability // 10, paged=True)
         variants += [
-            Variant(capability=capability, head_dim=128, tile=largest, split=False),
-            Variant(capability=capability, head_dim=128, tile=largest, page=64),
+            Variant(capability=capability, head_dim=dim, tile=tile_for(1024, dim, capability=capability // 10), split=False)
+            for dim in (64, 128, 256)
+            if not through_parts(1, dim, capability=capability // 10)
+        ]
+        variants += [
+            Variant(capability=capability, head_dim=128, tile=paged, page=64),
             Variant(capability=capability, head_dim=128, tile=largest, dtype="fp16"),
             Variant(capability=capability, head_dim=128, tile=largest, group=1),
             Variant(capability=capability, head_dim=128, tile=largest, group=8),
@@ -95,7 +100,7 @@ def compile_attend(variant: Variant) -> Compiled:
         "q": pointer, "k": cache, "v": cache, "words": "*i64", "prefix_lens": "*i32", "num_nodes": "*i32", "block_table": "*i32",
         "out": pointer, "lse": "*fp32", "part": "*fp32" if variant.split else pointer, "part_lse": "*fp32", "scale": "fp32",
     }  # fmt: skip
-    plain = {"num_rows", "num_splits", "num_words"}
+    plain = {"num_rows", "num_splits", "num_words", "words_batch", "table_batch"}
     signature |= {name: signature.get(name, "i32") for name in attend.arg_names if name not in constants}
     constants |= dict.fromkeys(absent)
     signature |= dict.fromkeys(constants, "constexpr")

@@ -88,7 +88,7 @@ def _nodes(x: Tensor, rows: TreeRows) -> Tensor:
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     """Attention of q [B, H, N, D] over all of k and v [B, HK, S, D]; lse is the natural logarithm."""
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
-    if flash is None:
+    if flash is None or (q.device.type == "cuda" and q.dtype.itemsize > 2):
         return masked(q, k, v, None, scale)
     if q.device.type == "cpu" and (columns * k.shape[3] < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]

@@ -16,7 +16,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits", "num_words"])
+# What differs from tree to tree must not compile anew: an argument that is a multiple of 16 would.
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "num_words", "words_batch", "table_batch"])
 def attend(
     q, k, v,  # [B, H, N, D], [B, HK, S, D] twice; pools [pages, page, HK, D] if PAGED; descriptors of k and v if TMA
     words, prefix_lens, num_nodes, block_table,  # int64 [B or 1, N, W], int32 [B], int32 [B] or None, int32 [B, pages] or None

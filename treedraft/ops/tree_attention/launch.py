@@ -47,7 +47,7 @@ def block_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def tile_for(rows: int, head_dim: int, *, capability: int = 9) -> Tile:
+def tile_for(rows: int, head_dim: int, *, capability: int = 9, paged: bool = False) -> Tile:
     """By the rows of a key head (G N) and the head size; chosen so that nothing spills (see `aot`).
 
     wgmma wants 64 rows, and four warps of it hold 64 x 128 of accumulators: smaller trees run on mma.sync.
@@ -58,7 +58,12 @@ def tile_for(rows: int, head_dim: int, *, capability: int = 9) -> Tile:
         return Tile(rows=64, warps=8, stages=2 if capability >= 9 else 1)
     if rows <= 64 and capability >= 9:
         return Tile(rows=64, warps=4, stages=2)
-    return Tile(rows=128, warps=8, stages=3)
+    return Tile(rows=128, warps=8, stages=2 if paged and capability < 9 else 3)
+
+
+def through_parts(splits: int, head_dim: int, *, capability: int = 9) -> bool:
+    """Whether outputs are merged from partial ones; also of a single split where writing them directly would spill."""
+    return splits > 1 or (capability < 9 and block_dim(head_dim) == 128)
 
 
 def choose_splits(
@@ -79,7 +84,10 @@ def choose_splits(
         work = math.ceil(base * splits / slots) * math.ceil(tiles / splits) * a_tile
         return work + (splits > 1) * (2 * splits * values * 4 / device.bandwidth + device.launch)
 
-    return min(range(1, min(MOST_SPLITS, tiles) + 1), key=seconds)
+    choices = range(1, min(MOST_SPLITS, tiles) + 1)
+    best = min(map(seconds, choices))
+    # Two percent are within what this model knows, and fewer parts round less.
+    return next(splits for splits in choices if seconds(splits) <= 1.02 * best)
 
 
 def launch(
@@ -109,7 +117,7 @@ def launch(
     kv_heads = k.shape[2] if paged else k.shape[1]
     group, interpreted = num_heads // kv_heads, interpreting()
     capability = 9 if interpreted else torch.cuda.get_device_capability(q.device)[0]
-    tile = tile or tile_for(num_nodes * group, dim, capability=capability)
+    tile = tile or tile_for(num_nodes * group, dim, capability=capability, paged=paged)
     if splits is None:
         splits = choose_splits(
             batch=batch, kv_heads=kv_heads, group=group, num_nodes=num_nodes, head_dim=dim,
@@ -126,8 +134,8 @@ def launch(
         raise ValueError(f"columns of k and v are {k_strides[2]} and {v_strides[2]} elements apart; below {_MOST_STRIDE}")
     out = q.new_empty((batch, num_nodes, num_heads, dim))
     lse = torch.empty((batch, num_heads, num_nodes), dtype=torch.float32, device=q.device)
-    part, part_lse = out, lse
-    if splits > 1:
+    part, part_lse, parts = out, lse, through_parts(splits, dim, capability=capability)
+    if parts:
         part = torch.empty((splits, batch, num_heads, num_nodes, dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, batch, num_heads, num_nodes), dtype=torch.float32, device=q.device)
     grid = (math.ceil(num_nodes * group / tile.rows), kv_heads, batch * splits)
@@ -136,13 +144,13 @@ def launch(
         q, keys, values, rows.words, rows.prefix_lens, rows.num_nodes, block_table, out, lse, part, part_lse,
         scale * _LOG2E, num_nodes, splits, rows.words.shape[2], *q.stride()[:3], *k_strides, *v_strides,
         rows.words.stride(0) if len(rows.words) > 1 else 0, block_table.stride(0) if block_table is not None else 0,
-        H=num_heads, GROUP=group, D=dim, BLOCK_D=block_dim(dim), BLOCK_M=tile.rows, SPLIT=splits > 1,
+        H=num_heads, GROUP=group, D=dim, BLOCK_D=block_dim(dim), BLOCK_M=tile.rows, SPLIT=parts,
         HAS_NUM_NODES=rows.num_nodes is not None, PAGE=k.shape[1] if paged else 0, TMA=tma,
         # The interpreter multiplies the bit patterns of bfloat16 as if they were numbers.
         UPCAST=interpreted and q.dtype == torch.bfloat16, EXACT=q.dtype == torch.float32,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if splits > 1:
+    if parts:
         items = batch * num_heads * num_nodes
         merge[(math.ceil(items / MERGE_ROWS),)](
             part, part_lse, out, lse, num_nodes, splits, items,
