@@ -149,7 +149,7 @@ def test_a_back_end_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyP
 
     def causal(ids: torch.Tensor, rows: TreeRows, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
         chain = tree_rows(torch.arange(rows.size) - 1, rows.prefixes or 0)
-        return forward(ids, replace(rows, words=chain.words), cache)
+        return forward(ids, replace(rows, seen=chain.seen), cache)
 
     monkeypatch.setattr(target, "forward_tree", causal)
     with pytest.raises(ValueError, match=f"{attention}.*ignores the tree mask"):

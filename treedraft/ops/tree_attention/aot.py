@@ -7,6 +7,7 @@ runs on Hopper without wgmma although its tile is large enough.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import tempfile
@@ -193,6 +194,9 @@ def _assembly(cubin: bytes) -> tuple[int, int, Counter[str]]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        prog="python -m treedraft.ops.tree_attention.aot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     kernels = [compile_attend(variant) for variant in main_variants()]
     kernels += [compile_merge(capability, head_dim) for capability in (80, 90) for head_dim in (128, 256)]
     import triton  # pyright: ignore[reportMissingImports]
