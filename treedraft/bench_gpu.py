@@ -16,8 +16,9 @@ import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +109,13 @@ def main() -> int:
             if name in arguments.only:
                 begin = time.perf_counter()
                 print(f"\n{name}", flush=True)
-                part(scale, report)
+                try:
+                    part(scale, report)
+                except Exception as error:  # time on a GPU is dear: one part that fails does not cost the others
+                    traceback.print_exc()
+                    report.wrong.append(f"{name} failed: {type(error).__name__}")
                 print(f"  [{time.perf_counter() - begin:.0f} s]", flush=True)
-                _write(arguments.output, report)  # a part that fails later does not take this one with it
+                _write(arguments.output, report)
     print("\n" + ("WRONG: " + "; ".join(report.wrong) if report.wrong else "everything is right"))
     return int(bool(report.wrong))
 
@@ -264,8 +269,6 @@ def checks(scale: Scale, report: Report) -> None:
 
 def _check_forms(scale: Scale, report: Report) -> None:
     """Splits, TMA, pages, padding, two runs bit for bit, and a graph replayed behind another prefix."""
-    import dataclasses
-
     import torch
 
     from treedraft.ops.tree_attention.dispatch import run
@@ -292,13 +295,13 @@ def _check_forms(scale: Scale, report: Report) -> None:
     report.check("pages", relative(out, expected), bound)
     again = [launch(case.q, case.k, case.v, case.rows, scale=factor)[0] for _ in range(2)]
     report.check("two runs, bit for bit", float(not torch.equal(*again)), 0.5)
-    static = dataclasses.replace(case.rows, prefixes=None, prefix_lens=case.rows.prefix_lens.clone())
+    static = replace(case.rows, prefixes=None, prefix_lens=case.rows.prefix_lens.clone())
     call = lambda: launch(case.q, case.k, case.v, static, scale=factor)[0]  # noqa: E731
     replay, held = _captured(call, scale)
     shorter = prefix // 2
     static.prefix_lens.fill_(shorter)
     replay()
-    moved = Case(q=case.q, k=case.k, v=case.v, rows=dataclasses.replace(case.rows, prefixes=(shorter,), prefix_lens=static.prefix_lens))
+    moved = Case(q=case.q, k=case.k, v=case.v, rows=replace(case.rows, prefixes=(shorter,), prefix_lens=static.prefix_lens))
     report.check("a graph replayed behind a shorter prefix", relative(held(), exact(moved)), bound)
 
 
@@ -566,15 +569,16 @@ def builder(scale: Scale, report: Report) -> None:
         drafter = random_drafter(scale, target, correction)
         hidden = torch.randn((1, scale.depth, scale.hidden), device=target.device, dtype=target.dtype)
         anchor = torch.tensor([5], device=target.device)
-        counted: Any = _Counting(drafter.scorer(hidden, anchor))
+        counted: Any = _Counting(drafter.scorer(hidden, anchor), target.device)
         batched_tree = best_first.build(anchor, counted).tree(0)
-        heap_tree = heap_build(5, drafter.scorer(hidden, anchor), **size)
+        slow: Any = _Counting(drafter.scorer(hidden, anchor), target.device)
+        heap_tree = heap_build(5, slow, **size)
         same = batched_tree.tokens.tolist() == heap_tree.tokens.tolist()
         batched = statistics.median(
             _seconds(lambda: best_first.build(anchor, drafter.scorer(hidden, anchor)), scale) for _ in range(scale.repeats)  # noqa: B023
         )
         heap = statistics.median(
-            _seconds(lambda: heap_build(5, drafter.scorer(hidden, anchor), **size), scale) for _ in range(3)  # noqa: B023
+            _seconds(lambda: heap_build(5, slow, **size), scale) for _ in range(3)  # noqa: B023
         )
         matrices = [weight for name, weight in drafter.correction.named_parameters() if weight.ndim == 2 and "w1" not in name.lower()]
         values = sum(weight.numel() for weight in matrices) + scale.draft_vocabulary * scale.hidden
@@ -588,19 +592,19 @@ def builder(scale: Scale, report: Report) -> None:
 
 
 class _Counting:
-    """A scorer that counts its calls."""
+    """A scorer that counts its calls, and takes lanes from the host, where the heap makes them."""
 
-    def __init__(self, scorer: Any) -> None:
-        self.scorer, self.calls = scorer, 0
+    def __init__(self, scorer: Any, device: torch.device) -> None:
+        self.scorer, self.device, self.calls = scorer, device, 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.scorer, name)
         if name not in ("expand", "children"):
             return found
 
-        def counted(*arguments: Any, **options: Any) -> Any:
+        def counted(lanes: Any, *arguments: Any) -> Any:
             self.calls += 1
-            return found(*arguments, **options)
+            return found(replace(lanes, **{item.name: getattr(lanes, item.name).to(self.device) for item in fields(lanes)}), *arguments)
 
         return counted
 

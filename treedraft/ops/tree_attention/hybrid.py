@@ -35,7 +35,7 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, *, scale: float, nee
             if need_lse:
                 out, lse = merge((before, before_lse), (out, lse))
             else:
-                out = torch.lerp(before, out, torch.sigmoid(lse - before_lse)[..., None].to(out.dtype))
+                out = _mix(before, out, torch.sigmoid(lse - before_lse))
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse if need_lse else None
 
 
@@ -43,8 +43,14 @@ def merge(one: Part, other: Part) -> Part:
     """The attention over two disjoint sets of keys, from that over each; a part that saw nothing has lse -inf."""
     share = torch.sigmoid(other[1] - one[1])
     # Two empty parts: -inf - -inf. Nothing was seen, so both outputs are 0 and any share will do.
-    share = torch.where(torch.isneginf(other[1]), 0.0, share)[..., None].to(one[0].dtype)
-    return torch.lerp(one[0], other[0], share), torch.logaddexp(one[1], other[1])
+    share = torch.where(torch.isneginf(other[1]), 0.0, share)
+    return _mix(one[0], other[0], share), torch.logaddexp(one[1], other[1])
+
+
+def _mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """one + share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
+    wide = share.dtype
+    return torch.lerp(one.to(wide), other.to(wide), share[..., None]).to(one.dtype)
 
 
 def _prefix(q: Tensor, k: Tensor, v: Tensor, prefixes: tuple[int, ...], common: int | None, scale: float) -> Part:

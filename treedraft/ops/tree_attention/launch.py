@@ -161,7 +161,7 @@ def launch(
 
 def tma_fits(x: Tensor) -> bool:
     """Whether descriptors can address x [B, HK, S, D]: 16-byte aligned base and strides, and a head size of 16 bytes."""
-    aligned = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
+    aligned = all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
     return aligned and x.data_ptr() % 16 == 0 and x.shape[3] * x.element_size() % 16 == 0 and x.dtype.itemsize == 2
 
 
