@@ -372,7 +372,7 @@ def test_a_target_verifies_with_the_kernel(monkeypatch: pytest.MonkeyPatch, fami
 def test_tiles_fit_their_rows() -> None:
     assert [tile_for(rows, 128).rows for rows in (4, 16, 17, 64, 65, 1024)] == [16, 16, 32, 64, 128, 128]
     assert tile_for(1024, 128, capability=8, paged=True).stages == 2
-    assert through_parts(1, 128, capability=8) and not through_parts(1, 128) and through_parts(2, 64)
+    assert through_parts(1, 128, capability=8) and not through_parts(1, 128) and through_parts(1, 256) and through_parts(2, 64)
     assert tile_for(64, 128, capability=8).rows == 128 and tile_for(1024, 256).rows == 64
     assert [block_dim(dim) for dim in (8, 48, 64, 80, 96, 128, 256)] == [16, 64, 64, 128, 128, 128, 256]
 

@@ -63,7 +63,7 @@ def tile_for(rows: int, head_dim: int, *, capability: int = 9, paged: bool = Fal
 
 def through_parts(splits: int, head_dim: int, *, capability: int = 9) -> bool:
     """Whether outputs are merged from partial ones; also of a single split where writing them directly would spill."""
-    return splits > 1 or (capability < 9 and block_dim(head_dim) == 128)
+    return splits > 1 or block_dim(head_dim) > (128 if capability >= 9 else 64)
 
 
 def choose_splits(
