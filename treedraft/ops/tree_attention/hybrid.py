@@ -35,7 +35,7 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, *, scale: float, nee
             if need_lse:
                 out, lse = merge((before, before_lse), (out, lse))
             else:
-                out = _mix(before, out, torch.sigmoid(lse - before_lse))
+                out = _mix(before, out, (lse - before_lse).sigmoid_())
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse if need_lse else None
 
 
@@ -50,6 +50,8 @@ def merge(one: Part, other: Part) -> Part:
 def _mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
     """one + share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
     wide = share.dtype
+    if one.dtype == wide:
+        return torch.lerp(one, other, share[..., None])
     return torch.lerp(one.to(wide), other.to(wide), share[..., None]).to(one.dtype)
 
 
