@@ -605,7 +605,7 @@ def test_a_drafter_knows_the_scaling_it_was_trained_under(tmp_path: Path) -> Non
         Drafter.from_pretrained(folders["ntk:4"] / "drafter", target=tiny_module.load())
 
 
-@pytest.mark.parametrize("name", ["longspark", "full"])
+@pytest.mark.parametrize("name", ["longspark", "contexts"])
 def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few steps of every arm with this context, on the tiny target; all of its cells decode."""
     monkeypatch.setenv("TREEDRAFT_RUNS", str(tmp_path))
@@ -619,4 +619,4 @@ def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, 
     for cells in arms.values():
         assert run_group(bench, cells) == {}
         taus += [bench.evaluate(cell)["tau"] for cell in cells]
-    assert len(arms) == {"longspark": 9, "full": 6}[name] and all(value >= 1 for value in taus)
+    assert len(arms) == {"longspark": 9, "contexts": 6}[name] and all(value >= 1 for value in taus)

@@ -7,6 +7,8 @@ decode      whole answers against transformers' own `generate`, same target, pro
 replay      measuring tau along recorded answers against measuring it live
 profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
 context     drafting time and bytes of a fixed-size context against the full one's, from 1K to 128K tokens
+attention   tree attention in two merged parts against one masked softmax
+gpu         on a CUDA machine: attention checked and timed against five others, tree building, a whole round
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class ProfileArguments:
 def main() -> int:
     commands: dict[str, Callable[[], int]] = {
         "tree": _tree, "train": _train, "vocabulary": _vocabulary, "decode": _decode, "replay": _replay,
-        "profile": _profile, "context": _context,
+        "profile": _profile, "context": _context, "attention": _attention, "gpu": _gpu,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
@@ -135,6 +137,18 @@ def main() -> int:
 
         raise ValueError(unknown("benchmark", name, list(commands)))
     return commands[name]()
+
+
+def _attention() -> int:
+    from treedraft import bench_attention
+
+    return bench_attention.main()
+
+
+def _gpu() -> int:
+    from treedraft import bench_gpu
+
+    return bench_gpu.main()
 
 
 def _tree() -> int:

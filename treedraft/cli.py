@@ -6,9 +6,13 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from tyro.conf import UseAppendAction
+UseAppendAction: Any
+try:
+    from tyro.conf import UseAppendAction
+except ModuleNotFoundError:  # `bench gpu` parses its own flags and runs where tyro is not installed
+    UseAppendAction = None
 
 Arguments = TypeVar("Arguments")
 Repeated = Annotated[tuple[str, ...], UseAppendAction]  # a flag that may be given several times

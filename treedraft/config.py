@@ -10,13 +10,11 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 Component = dict[str, Any]
 Config = TypeVar("Config")
@@ -25,7 +23,17 @@ Rule = Literal["sampler_match", "ratio", "block", "spec_infer", "sequoia", "poin
 Admit = Literal["fanout", "pop"]
 MOST_NODES = 256  # of a tree that is sized by its cost
 LOSSY = frozenset({"typical"})  # acceptance rules that change the output's law
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = {"extra": "forbid"}
+
+
+def with_config(config: dict[str, str]) -> Callable[[type[Config]], type[Config]]:
+    """What pydantic's decorator of this name does, without importing it: `bench gpu` runs where it is not installed."""
+
+    def mark(kind: type[Config]) -> type[Config]:
+        kind.__pydantic_config__ = config  # pyright: ignore[reportAttributeAccessIssue]
+        return kind
+
+    return mark
 
 
 def _positive(owner: str, **values: float | None) -> None:
@@ -258,13 +266,19 @@ def parse(kind: type[Config], values: Mapping[str, Any], *, where: str) -> Confi
 
             raise ValueError(f"{where}: " + unknown("key", key, known))
     try:
+        from pydantic import ValidationError
+    except ModuleNotFoundError:
+        return kind(**values)
+    try:
         return _adapter(kind).validate_python(dict(values))
     except ValidationError as error:
         raise ValueError("; ".join(_explain(item, where) for item in error.errors()[:3])) from error
 
 
 @cache
-def _adapter(kind: type[Config]) -> TypeAdapter[Config]:
+def _adapter(kind: type[Any]) -> Any:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
 
 

@@ -87,6 +87,10 @@ class Arguments:
     """Print one JSON object a prompt on standard output, and nothing else there."""
     rope_scaling: str | None = None
     """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
+    attention: Literal["auto", "triton", "hybrid", "sdpa", "reference"] = "auto"
+    """How the target attends to a tree; all but auto fail where they cannot run."""
+    verbose: bool = False
+    """Say on standard error which attention was chosen, and why."""
     device: str | None = None
     dtype: str | None = None
     """float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
@@ -194,6 +198,10 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
     target = load_target(
         arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling
     )
+    if arguments.attention != "auto":
+        target.use_attention(arguments.attention)
+    if arguments.verbose:
+        print(f"attention: {target.attention.reason}", file=sys.stderr)
     return target, load_drafter(arguments.drafter, target=target)
 
 

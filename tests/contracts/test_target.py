@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.tolerances import assert_close
+from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets import tiny as tiny_module
+from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target, default_tap_layers, find_mask_token
 from treedraft.trees.mask import depths_of
 
@@ -137,14 +140,19 @@ def test_the_cache_grows_where_it_has_to(tiny64: Target, length: int) -> None:
     assert_close(verified, plain_logits(tiny64, ids + TOKENS[PATHS[7]].tolist())[-1])
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "hybrid", "reference"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_back_end_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+def test_a_back_end_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch, family: str, attention: str) -> None:
     target = tiny_module.load(dtype=torch.float64, family=family)
-    forward = target.forward
-    monkeypatch.setattr(target, "forward", lambda ids, *, positions=None, mask=None, cache=None: forward(
-        ids, positions=positions, mask=None if mask is None else torch.ones_like(mask).tril(mask.shape[-1] - mask.shape[-2]), cache=cache
-    ))  # fmt: skip
-    with pytest.raises(ValueError, match="ignores the tree mask"):
+    target.use_attention(attention)
+    forward = target.forward_tree
+
+    def causal(ids: torch.Tensor, rows: TreeRows, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
+        chain = tree_rows(torch.arange(rows.size) - 1, rows.prefixes or 0)
+        return forward(ids, replace(rows, seen=chain.seen), cache)
+
+    monkeypatch.setattr(target, "forward_tree", causal)
+    with pytest.raises(ValueError, match=f"{attention}.*ignores the tree mask"):
         target.self_test()
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from treedraft.targets.hf import Target
 
-_HELPERS = frozenset({"hf", "cache", "batch", "generate", "sampling"})
+_HELPERS = frozenset({"hf", "cache", "batch", "generate", "graphs", "sampling"})
 
 
 def target_names() -> list[str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from treedraft.ops.tree_attention.mask import tree_rows
 from treedraft.targets.hf import PREFILL_ROWS, Target, Verified
-from treedraft.trees.mask import ancestor_mask
 from treedraft.trees.tree import TreeBatch
 
 
@@ -48,16 +48,10 @@ class Requests:
     def verify(self, trees: TreeBatch) -> Verified:
         """Score the tree of every row in one forward: logits [R, N, V], taps [R, N, C]; padded nodes say nothing."""
         num_nodes = trees.tokens.shape[1]
-        ancestors = torch.stack([ancestor_mask(parents) for parents in trees.parents])
+        rows = tree_rows(trees.parents.to(self.device), tuple(self.lengths.tolist()))
         columns = self.lengths[:, None] + torch.arange(num_nodes, device=self.device)
-        visible = int(self.lengths.max()) + num_nodes
-        everything = torch.arange(visible, device=self.device)
-        mask = (everything < self.lengths[:, None])[:, None].repeat(1, num_nodes, 1)
-        mask.scatter_(2, columns[:, None].expand_as(ancestors), ancestors)
-        positions = self.lengths[:, None] + ancestors.sum(2) - 1
-        self.cache.write_next(columns, visible)
-        tokens = trees.tokens.clamp(min=0)
-        last, taps = self.target.forward(tokens, positions=positions, mask=mask[:, None], cache=self.cache)
+        self.cache.write_next(columns, rows.max_prefix + num_nodes)
+        last, taps = self.target.forward_tree(trees.tokens.clamp(min=0), rows, self.cache)
         return Verified(logits=self.target.head(last), taps=taps)
 
     def commit(self, paths: Tensor, counts: Tensor) -> None:
@@ -65,13 +59,10 @@ class Requests:
         steps = torch.arange(paths.shape[1], device=self.device)
         target = self.lengths[:, None] + steps
         source = torch.where(steps < counts[:, None], self.lengths[:, None] + paths, target)
-        rows = torch.arange(len(paths), device=self.device)[:, None]
-        for store in (*self.cache.keys, *self.cache.values):
-            store[rows, :, target] = store[rows, :, source]
+        self.cache.move_rows(source, target)
         self.lengths += counts
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order."""
         self.lengths = self.lengths[rows]
-        self.cache.keys = [store[rows] for store in self.cache.keys]
-        self.cache.values = [store[rows] for store in self.cache.values]
+        self.cache.keep(rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class RowCache:
-    """Keys and values of every layer, [B, kv_heads, capacity, head_dim] each.
+    """Keys and values of every layer, in one tensor `store` [2, layers, B, kv_heads, capacity, head_dim].
 
     Passed to a transformers model as its cache: the model calls `update` once a layer, which writes the new columns at
     `self.columns` and returns a view of the first `self.visible` columns without copying them. Capacity doubles when
@@ -32,22 +32,34 @@ class RowCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (batch, kv_heads, capacity, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        shape = (2, num_layers, batch, kv_heads, capacity, head_dim)
+        self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.columns: slice | Tensor = slice(0, 0)
         self.visible = 0
 
     @property
+    def keys(self) -> Tensor:
+        """[layers, B, kv_heads, capacity, head_dim]."""
+        return self.store[0]
+
+    @property
+    def values(self) -> Tensor:
+        """[layers, B, kv_heads, capacity, head_dim]."""
+        return self.store[1]
+
+    @property
     def capacity(self) -> int:
-        return self.keys[0].shape[2]
+        return self.store.shape[4]
 
     def rows(self, rows: slice) -> RowCache:
         """The same storage seen as a cache of those rows alone."""
         view = copy.copy(self)
-        view.keys = [store[rows] for store in self.keys]
-        view.values = [store[rows] for store in self.values]
+        view.store = self.store[:, :, rows]
         return view
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order."""
+        self.store = self.store[:, :, rows]
 
     def write_next(self, columns: slice | Tensor, visible: int) -> None:
         """The next forward writes at `columns` and sees columns < visible.
@@ -55,18 +67,18 @@ class RowCache:
         `columns` is a slice shared by all rows, or those of each row, [B] or [B, n].
         """
         self.columns, self.visible = columns, visible
-        self._reserve(visible)
+        self.reserve(visible)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_args, **_kwargs) -> tuple[Tensor, Tensor]:
         """Store [B, kv_heads, n, head_dim] of one layer; return all visible columns. Called by the model."""
-        for store, new in ((self.keys[layer_idx], keys), (self.values[layer_idx], values)):
+        for store, new in ((self.store[0, layer_idx], keys), (self.store[1, layer_idx], values)):
             if isinstance(self.columns, slice):
                 store[:, :, self.columns] = new
             else:
                 columns = self.columns.view(len(store), -1)
                 rows = torch.arange(len(store), device=store.device)[:, None]
                 store[rows, :, columns] = new.transpose(1, 2)
-        return self.keys[layer_idx][:, :, : self.visible], self.values[layer_idx][:, :, : self.visible]
+        return self.store[0, layer_idx, :, :, : self.visible], self.store[1, layer_idx, :, :, : self.visible]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the current write; asked by the model only when no positions are passed."""
@@ -89,21 +101,23 @@ class RowCache:
         return keys, values
 
     def move(self, sources: Tensor, start: int) -> None:
-        """Copy columns `sources` [A] to start, start + 1, ... in every layer (the accepted path becomes dense)."""
-        if torch.equal(sources, torch.arange(start, start + len(sources), device=sources.device)):
+        """Copy columns `sources` [A] to start, start + 1, ...: one gather over all layers (the path becomes dense)."""
+        # Asking costs a GPU more than copying.
+        if sources.device.type == "cpu" and torch.equal(sources, torch.arange(start, start + len(sources))):
             return
-        target = slice(start, start + len(sources))
-        for store in (*self.keys, *self.values):
-            store[:, :, target] = store[:, :, sources]
+        self.store[..., start : start + len(sources), :] = self.store.index_select(4, sources)
 
-    def _reserve(self, columns: int) -> None:
+    def move_rows(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy columns sources[b] to targets[b] of every row b, both [B, A], in all layers at once."""
+        rows = torch.arange(len(sources), device=sources.device)[:, None]
+        self.store[:, :, rows, :, targets] = self.store[:, :, rows, :, sources]
+
+    def reserve(self, columns: int) -> None:
+        """Make room for so many columns."""
         if columns <= self.capacity:
             return
         extra = max(columns, 2 * self.capacity) - self.capacity
-        for stores in (self.keys, self.values):
-            for layer, store in enumerate(stores):
-                empty = store.new_zeros((*store.shape[:2], extra, store.shape[3]))
-                stores[layer] = torch.cat([store, empty], dim=2)
+        self.store = torch.nn.functional.pad(self.store, (0, 0, 0, extra))
 
 
 class Recording:

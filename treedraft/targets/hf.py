@@ -22,8 +22,11 @@ from torch import Tensor, nn
 from treedraft.config import ntk_factor
 from treedraft.ops.memory import Taps
 from treedraft.ops.packed import TARGET, can_pack, pack_linears, packed_head
+from treedraft.ops.tree_attention import hf as tree_glue
+from treedraft.ops.tree_attention.dispatch import Choice, choose, full_mask
+from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets.cache import Recording, RowCache
-from treedraft.trees.mask import ancestor_mask
+from treedraft.targets.graphs import GraphedVerify, graphable
 
 FAMILIES = ("llama", "qwen3")
 PREFILL_ROWS = 2048  # of a prompt in one forward: a longer one's mask would grow with its square
@@ -73,6 +76,7 @@ class Target:
         tap_layers: Sequence[int] | None = None,
         self_test: bool = True,
         pack: bool | None = None,
+        attention: str = "auto",
     ) -> None:
         config: Any = model.config
         if config.model_type not in FAMILIES:
@@ -113,8 +117,24 @@ class Target:
         self.cache = self.new_cache(batch=1, capacity=256)
         self.length = 0
         self._pending = 0
+        self.graphs: GraphedVerify | None = None
+        self.attention: Choice
+        self.use_attention(attention, self_test=self_test)
+
+    def use_attention(self, name: str, *, self_test: bool = True) -> None:
+        """Verify with this backend of tree attention from now on (see `ops.tree_attention.dispatch.BACKENDS`).
+
+        "sdpa" gives the model a mask over prefix and tree, as any attention takes it. ValueError for an unknown name, one
+        that cannot run here, or one that fails the self test.
+        """
+        self.attention = choose(name, device=self.device, dtype=self.dtype, head_dim=self.head_dim)
+        tree_glue.register()
+        self.model.set_attn_implementation("sdpa" if name == "sdpa" else tree_glue.NAME)  # pyright: ignore
+        self.graphs = None
         if self_test:
             self.self_test()
+        if self.attention.name == "triton" and self.device.type == "cuda" and graphable(self.config):
+            self.graphs = GraphedVerify(self)
 
     # -- what a drafter borrows ------------------------------------------------------------------------------
 
@@ -200,17 +220,21 @@ class Target:
         """
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
-        self.length = 0
+        self.length, self._pending = 0, 0
         parts: list[Tensor] = []
         last = tokens
         for chunk in tokens.split(rows):
-            last, taps = self._extend(chunk, torch.ones((len(chunk), len(chunk)), dtype=torch.bool).tril())
-            self.commit(torch.arange(len(chunk)))
+            end = self.length + len(chunk)
+            self.cache.write_next(slice(self.length, end), end)
+            positions = torch.arange(self.length, end, device=self.device)
+            mask = torch.arange(end, device=self.device) <= positions[:, None]
+            last, taps = self.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=self.cache)
+            self.length = end
             if take is not None:
-                take(taps)
+                take(taps[0])
                 parts.clear()
-            parts.append(taps)
-        return Verified(logits=self.head(last[-1:]), taps=torch.cat(parts))
+            parts.append(taps[0])
+        return Verified(logits=self.head(last[0, -1:]), taps=torch.cat(parts))
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
         """ValueError if there is no token to start from, or no room for another one."""
@@ -225,8 +249,15 @@ class Target:
     @torch.no_grad()
     def verify(self, tokens: Tensor, parents: Tensor) -> Verified:
         """Score a draft tree of N nodes in one forward: logits [N, V], taps [N, C]. Nothing is kept until `commit`."""
-        last, taps = self._extend(tokens.to(self.device), ancestor_mask(parents))
-        return Verified(logits=self.head(last), taps=taps)
+        if self.graphs is not None and len(tokens) <= self.graphs.largest:
+            last, taps = self.graphs.run(tokens, parents)
+            self._pending = len(tokens)
+            return Verified(logits=self.head(last), taps=taps)
+        rows = tree_rows(parents.to(self.device), self.length)
+        self.cache.write_next(slice(self.length, self.length + rows.size), self.length + rows.size)
+        self._pending = rows.size
+        last, taps = self.forward_tree(tokens.to(self.device)[None], rows, self.cache)
+        return Verified(logits=self.head(last[0]), taps=taps[0])
 
     def commit(self, path: Tensor | Sequence[int]) -> None:
         """Keep the rows of verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the rest."""
@@ -235,18 +266,6 @@ class Target:
         self.cache.move(self.length + rows, self.length)
         self.length += len(rows)
         self._pending = 0
-
-    def _extend(self, tokens: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward N rows after the prefix, each seeing its ancestors [N, N]: last hidden [N, H], taps [N, C]."""
-        num_rows, start = len(tokens), self.length
-        tree = ancestors.to(self.device)
-        mask = torch.cat([tree.new_ones((num_rows, start)), tree], dim=1)[None, None]
-        # A node's depth is the number of its ancestors, itself not counted.
-        positions = (start + tree.sum(1) - 1)[None]
-        self.cache.write_next(slice(start, start + num_rows), start + num_rows)
-        self._pending = num_rows
-        last, taps = self.forward(tokens[None], positions=positions, mask=mask, cache=self.cache)
-        return last[0], taps[0]
 
     # -- forwards -----------------------------------------------------------------------------------------------
 
@@ -263,12 +282,25 @@ class Target:
 
         `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
         """
+        return self._forward(ids, positions, mask, cache, {})
+
+    def forward_tree(self, ids: Tensor, rows: TreeRows, cache: RowCache) -> tuple[Tensor, Tensor]:
+        """The same for the rows of draft trees, ids [B, N], which see their prefix and their own path."""
+        if self.attention.name == "sdpa":
+            return self._forward(ids, rows.positions, full_mask(rows, cache.visible), cache, {})
+        extra = {"tree": rows, "tree_backend": self.attention.name}
+        return self._forward(ids, rows.positions, tree_glue.no_mask(ids.device), cache, extra)
+
+    def _forward(
+        self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         recording = Recording(cache, self.taps.cached) if self.taps.cached else None
         if recording is not None and mask is None:
             # Given a cache, transformers would work out a mask from its length.
             mask = torch.ones((ids.shape[1], ids.shape[1]), dtype=torch.bool, device=ids.device).tril()[None, None]
         store = cache if recording is None else recording
-        extra: dict[str, Any] = {} if store is None else {self.cache_argument: store}
+        if store is not None:
+            extra = {self.cache_argument: store, **extra}
         base: Any = self.model.model  # pyright: ignore
         self._outputs.clear()
         output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
@@ -354,10 +386,8 @@ class Target:
             before = self.verify(tree, parents).logits
             after = self.verify(perturbed, parents).logits
         if not torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) or torch.equal(before[3], after[3]):
-            backend = getattr(self.config, "_attn_implementation", "unknown")
             raise ValueError(
-                f"the attention back end {backend!r} of {self.name} ignores the tree mask; "
-                f"use attn_implementation='sdpa' or 'eager'"
+                f"attention {self.attention.name!r} of {self.name} ignores the tree mask; choose another one with --attention"
             )
         ids = torch.cat([prompt, tree[:1]])[None]
         expected = self.model(input_ids=ids).logits[0, -1, : self.vocab_size].float()
@@ -367,11 +397,13 @@ class Target:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[None]:
-        saved, self.cache = (self.cache, self.length, self._pending), self.new_cache(batch=1, capacity=16)
+        saved = (self.cache, self.length, self._pending, self.graphs)
+        # Graphs belong to a cache: those of the request would be lost to one that lasts a moment.
+        self.cache, self.graphs = self.new_cache(batch=1, capacity=16), None
         try:
             yield
         finally:
-            self.cache, self.length, self._pending = saved
+            self.cache, self.length, self._pending, self.graphs = saved
 
 
 def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:

@@ -1,0 +1,521 @@
+"""Tree attention without a GPU: words, the two merged parts, operators, models of transformers, targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.tiny_drafters import make_drafter, random_prompts
+from tests.tolerances import assert_close
+from tests.tree_cases import Problem, problem, problems, sizes, tree
+from treedraft.config import DecodeConfig
+from treedraft.ops.tree_attention import dispatch, hf, hybrid, naive
+from treedraft.ops.tree_attention.dispatch import (
+    BackendUnavailable,
+    choose,
+    full_mask,
+    tree_attention,
+    tree_attention_lse,
+)
+from treedraft.ops.tree_attention.mask import TreeRows, ancestors, check_parents, pack, tree_rows, unpack
+from treedraft.speculate import generate, generate_plain
+from treedraft.targets import tiny as tiny_module
+from treedraft.targets.cache import RowCache
+from treedraft.targets.graphs import GraphedVerify, graphable
+from treedraft.targets.hf import Target
+from treedraft.trees.mask import ancestor_mask, depths_of
+
+ON_CPU = ("hybrid", "sdpa", "reference")
+every_backend = pytest.mark.parametrize("backend", ON_CPU)
+ROOT = Path(__file__).parents[1]
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_words_by_eye() -> None:
+    parents = torch.tensor([-1, 0, 0, 1, 1, 2])  # root; a b; c d under a; e under b
+    rows = tree_rows(parents, 10)
+    assert rows.words[0, :, 0].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b10011, 0b100101]
+    assert rows.positions.tolist() == [[10, 11, 11, 12, 12, 12]]
+
+
+def test_bit_63_is_the_sign() -> None:
+    words = tree_rows(torch.arange(65) - 1, 0).words[0]
+    assert words[63].tolist() == [-1, 0] and words[64].tolist() == [-1, 1]
+    assert words[62, 0] == 2**63 - 1
+
+
+@given(sizes, st.integers(0, 999), st.integers(1, 3))
+@settings(derandomize=True, max_examples=60, deadline=None)
+def test_words_are_the_ancestor_mask(num_nodes: int, seed: int, batch: int) -> None:
+    parents = torch.tensor([tree("random", num_nodes, seed + b) for b in range(batch)])
+    seen = ancestors(parents)
+    assert torch.equal(seen, torch.stack([ancestor_mask(row) for row in parents]))
+    assert torch.equal(unpack(pack(seen)), seen)
+    rows = tree_rows(parents, tuple(range(batch)))
+    assert torch.equal(rows.positions, torch.stack([depths_of(row) for row in parents]) + torch.arange(batch)[:, None])
+    assert torch.equal(dataclasses.replace(rows, seen=rows.words).visible, seen), "words say the same"
+
+
+@pytest.mark.parametrize(
+    ("parents", "words"),
+    [([-1, 1], "parent 1 of node 1"), ([-1, 0, 5], "parent 5 of node 2"), ([-1, -2], "parent -2 of node 1"),
+     ([], "a tree of 0 nodes"), ([-1] * 1025, "1025 nodes")],
+)  # fmt: skip
+def test_parents_that_are_no_tree_are_refused(parents: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_parents(torch.tensor(parents, dtype=torch.int64))
+
+
+def test_the_full_mask_by_eye() -> None:
+    T, F = True, False
+    rows = tree_rows(torch.tensor([[-1, 0, 0], [-1, 0, 1]]), (2, 1))
+    assert full_mask(rows, 5)[:, 0].tolist() == [
+        [[T, T, T, F, F], [T, T, T, T, F], [T, T, T, F, T]],
+        [[T, T, F, F, F], [T, T, T, F, F], [T, T, T, T, F]],
+    ]
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def assert_right(found: Problem, backend: str, **options: Any) -> None:
+    out, lse = tree_attention_lse(found.q, found.k, found.v, found.rows, backend=backend, **options)
+    expected, expected_lse = found.expected()
+    assert_close(out, expected.to(out.dtype))
+    assert_close(lse, expected_lse.to(lse.dtype))
+    assert_close(tree_attention(found.q, found.k, found.v, found.rows, backend=backend, **options), out)
+    assert out.transpose(1, 2).is_contiguous(), "as a model wants it next"
+
+
+@every_backend
+@given(found=problems())
+@settings(derandomize=True, max_examples=40, deadline=None)
+def test_a_backend_is_the_definition(backend: str, found: Problem) -> None:
+    assert_right(found, backend)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("prefixes", [(0,), (1000,), (9, 9), (5, 0, 140)], ids=str)
+@pytest.mark.parametrize("num_nodes", [1, 255])
+def test_at_the_sizes_of_decoding(backend: str, dtype: torch.dtype, prefixes: tuple[int, ...], num_nodes: int) -> None:
+    assert_right(problem(prefixes=prefixes, num_nodes=num_nodes, kv_heads=2, group=3, dim=48, dtype=dtype), backend)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(backend: str, dtype: torch.dtype) -> None:
+    found = problem(prefixes=(200,), num_nodes=65, group=4, dim=64, dtype=dtype)
+    out = tree_attention(found.q, found.k, found.v, found.rows, backend=backend)
+    expected, _ = found.expected()
+    error = float((out.double() - expected).norm() / expected.norm())
+    assert error < {torch.bfloat16: 5e-3, torch.float16: 1e-3}[dtype]
+
+
+def test_stacking_heads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for start in (0, 2**40):
+        monkeypatch.setattr(hybrid, "_STACK_FROM", start)
+        assert_right(problem(prefixes=(33,), group=4), "hybrid")
+
+
+@pytest.mark.parametrize("missing", ["operator", "groups"])
+def test_without_torchs_private_operators(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    if missing == "operator":
+        monkeypatch.setattr(hybrid, "_flash", lambda device: None)
+    else:
+        monkeypatch.setattr(hybrid, "_groups_heads", lambda: False)
+    for prefixes in ((0,), (70,), (5, 40)):
+        assert_right(problem(prefixes=prefixes, group=3, dtype=torch.float64), "hybrid")
+
+
+@every_backend
+def test_a_row_that_sees_nothing_is_zero(backend: str) -> None:
+    found = problem(prefixes=(0,), num_nodes=5)
+    rows = dataclasses.replace(found.rows, seen=torch.zeros((1, 5, 1), dtype=torch.int64), sees_itself=False)
+    out, lse = tree_attention_lse(found.q, found.k, found.v, rows, backend=backend)
+    assert not out.any() and bool(torch.isneginf(lse).all())
+
+
+def test_a_row_that_sees_the_prefix_alone() -> None:
+    found = problem(prefixes=(12,), num_nodes=5, dtype=torch.float64)
+    rows = dataclasses.replace(found.rows, seen=torch.zeros((1, 5, 1), dtype=torch.int64), sees_itself=False)
+    expected, _ = naive.from_visible(found.q, found.k, found.v, rows.visible, (12,))
+    assert_close(tree_attention(found.q, found.k, found.v, rows, backend="hybrid"), expected)
+
+
+@every_backend
+def test_padded_trees_are_their_trees(backend: str) -> None:
+    """Rows past the last node may hold anything, NaN too."""
+    found = problem(prefixes=(40, 7), num_nodes=20, dtype=torch.float64, slack=20)
+    rows = found.rows
+    padded = TreeRows(
+        seen=pack(torch.nn.functional.pad(rows.visible, (0, 12, 0, 12))), prefix_lens=rows.prefix_lens, prefixes=None,
+        max_prefix=44, num_nodes=torch.tensor([20, 20], dtype=torch.int32),
+    )  # fmt: skip
+    q = torch.nn.functional.pad(found.q, (0, 0, 0, 12))
+    out = tree_attention(q, found.k, found.v, padded, backend=backend)
+    assert_close(out[:, :, :20], found.expected()[0])
+    assert torch.isfinite(out).all()
+
+
+def test_a_path_is_plain_attention_and_order_does_not_matter() -> None:
+    found = problem(prefixes=(30,), num_nodes=24, dtype=torch.float64)
+    out = tree_attention(found.q, found.k, found.v, found.rows, backend="hybrid")
+    for node in (0, 5, 23):
+        path = ancestors(torch.tensor(found.parents))[0, node].nonzero().flatten()
+        columns = torch.cat([torch.arange(30), 30 + path])
+        alone = torch.nn.functional.scaled_dot_product_attention(
+            found.q[:, :, node : node + 1], found.k[:, :, columns], found.v[:, :, columns], enable_gqa=True
+        )
+        assert_close(out[:, :, node], alone[:, :, 0])
+    parents = torch.tensor(found.parents[0])
+    order = torch.argsort(depths_of(parents), stable=True)
+    place = torch.argsort(order)
+    moved = torch.where(parents[order] < 0, -1, place[parents[order].clamp(min=0)])
+    columns = torch.cat([torch.arange(30), 30 + order])
+    again = tree_attention(found.q[:, :, order], found.k[:, :, columns], found.v[:, :, columns], tree_rows(moved, 30), backend="hybrid")
+    assert_close(again, out[:, :, order])
+
+
+@pytest.mark.parametrize("low", [-1e4, 0.0, -torch.inf])
+@pytest.mark.parametrize("high", [1e4, 0.0, -torch.inf])
+def test_merging_is_one_softmax(low: float, high: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for level in (low, high, 3.0):
+        values = torch.randn((2, 5, 4), generator=generator, dtype=torch.float64)
+        empty = level == -torch.inf
+        parts.append((torch.zeros_like(values) if empty else values, torch.full((2, 5), level, dtype=torch.float64)))
+    left = hybrid.merge(hybrid.merge(parts[0], parts[1]), parts[2])
+    right = hybrid.merge(parts[0], hybrid.merge(parts[1], parts[2]))
+    weights = torch.stack([lse for _, lse in parts]).softmax(0)[..., None]
+    expected = (weights * torch.stack([out for out, _ in parts])).sum(0)
+    for out, lse in (left, right):
+        assert_close(out, expected)
+        assert_close(lse, torch.stack([lse for _, lse in parts]).logsumexp(0))
+
+
+# -- choice and errors ------------------------------------------------------------------------------------------------
+
+
+def test_auto_on_a_cpu_is_hybrid_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "head_dim": 64}
+    found = choose("auto", **where)
+    assert found.name == "hybrid" and "triton is out" in found.reason
+    assert choose("sdpa", **where).name == "sdpa"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose("auto", **where).name == "hybrid", "the interpreter is never chosen"
+
+
+def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(BackendUnavailable, match="attention 'triton' cannot run"):
+        choose("triton", device=cpu, dtype=torch.bfloat16, head_dim=128)
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable, match="triton is not installed"):
+        choose("triton", device=cuda, dtype=torch.bfloat16, head_dim=128)
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
+    for capability, dtype, head_dim, words in (
+        ((9, 0), torch.float32, 128, "not float32"), ((7, 5), torch.float16, 64, "not 7.5"), ((9, 0), torch.bfloat16, 512, "512 is outside"),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, capability=capability: capability)
+        with pytest.raises(BackendUnavailable, match=words):
+            choose("triton", device=cuda, dtype=dtype, head_dim=head_dim)
+        assert choose("auto", device=cuda, dtype=dtype, head_dim=head_dim).name == "hybrid"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    assert choose("auto", device=cuda, dtype=torch.bfloat16, head_dim=128).name == "triton"
+    with pytest.raises(ValueError, match="unknown attention 'tritom' .did you mean 'triton'"):
+        choose("tritom", device=cpu, dtype=torch.float32, head_dim=64)
+
+
+def test_the_command_says_it_in_one_sentence() -> None:
+    command = [sys.executable, "-m", "treedraft.decode", "--target", "pocket", "--attention", "triton", "Hello"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: attention 'triton' cannot run: ")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    good = problem()
+    shorter = good.k[:, :, :10]
+    for q, k, v, words in (
+        (good.q[..., :8], good.k, good.v, "same D"), (good.q[:, :, :, ::2], good.k[..., ::2], good.v[..., ::2], "last strides"),
+        (good.q.double(), good.k, good.v, "torch.float64"), (good.q, shorter, shorter, "20 nodes in 10 columns"),
+        (good.q, good.k[:, :, :85], good.v[:, :, :85], "70 and 20 nodes do not fit 85"), (good.q[:, :, :19], good.k, good.v, "the mask is"),
+        (good.q[0], good.k, good.v, "expected .B, H, N, D."),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            tree_attention(q, k, v, good.rows, backend="hybrid")
+    odd = problem(kv_heads=2)
+    with pytest.raises(ValueError, match="HK divides H"):
+        tree_attention(odd.q[:, :3], odd.k, odd.v, odd.rows)
+    with pytest.raises(ValueError, match="prefix_lens are torch.int64"):
+        tree_attention(good.q, good.k, good.v, dataclasses.replace(good.rows, prefix_lens=torch.tensor([70])))
+
+
+def test_checks_that_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = problem()
+    monkeypatch.setenv("TREEDRAFT_CHECK", "1")
+    tree_attention(good.q, good.k, good.v, good.rows)
+    words = good.rows.words.clone()
+    words[0, 3] ^= 1 << 3
+    with pytest.raises(ValueError, match="does not see itself"):
+        tree_attention(good.q, good.k, good.v, dataclasses.replace(good.rows, seen=words))
+    with pytest.raises(ValueError, match="bit at or past node 20"):
+        tree_attention(good.q, good.k, good.v, dataclasses.replace(good.rows, seen=good.rows.words | 1 << 20))
+    with pytest.raises(ValueError, match="prefix of 70"):
+        tree_attention(good.q, good.k, good.v, dataclasses.replace(good.rows, max_prefix=69))
+
+
+@pytest.mark.parametrize("backend", ["hybrid", "sdpa"])
+def test_a_compiled_function_passes_through(backend: str) -> None:
+    found = problem(prefixes=(11, 4))
+    rows = found.rows
+    compiled = torch.compile(lambda q, k, v: tree_attention(q, k, v, rows, backend=backend) * 2, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(found.q, found.k, found.v), tree_attention(found.q, found.k, found.v, rows, backend=backend) * 2)
+    arguments = (found.q, found.k, found.v, rows.words, rows.prefix_lens, [11, 4], 11, None, 0.25, backend, 0, None)
+    torch.library.opcheck(torch.ops.treedraft.tree_attention.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+# -- inside transformers ----------------------------------------------------------------------------------------------
+
+FAMILIES = ("qwen3", "llama")
+PROMPT = [5, 40, 17, 2, 33]
+PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])
+TOKENS = torch.tensor([9, 11, 12, 13, 20, 21, 20, 3])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_own_caches(family: str, kind: str) -> None:
+    """Logits of a tree behind a prefix equal those of each path fed alone; a static cache is used whole."""
+    from transformers import DynamicCache, StaticCache
+
+    target = tiny_module.load(dtype=torch.float64, family=family)
+    model: Any = target.model
+    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=64)
+    argument = {target.cache_argument: cache}
+    model(input_ids=torch.tensor([PROMPT]), use_cache=True, **argument)
+    rows = tree_rows(PARENTS, len(PROMPT))
+    logits = model(
+        input_ids=TOKENS[None], position_ids=rows.positions, attention_mask=hf.no_mask(TOKENS.device), use_cache=True,
+        tree=rows, tree_backend="hybrid", **argument,
+    ).logits[0]  # fmt: skip
+    for node, seen in enumerate(ancestor_mask(PARENTS)):
+        alone = model(input_ids=torch.tensor([PROMPT + TOKENS[seen].tolist()])).logits[0, -1]
+        assert_close(logits[node], alone)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_tree_a_model_is_as_it_was(family: str) -> None:
+    target = tiny_module.load(dtype=torch.float64, family=family)
+    model: Any = target.model
+    ids = torch.tensor([[*PROMPT, 7, 8], [0, 0, *PROMPT]])
+    mask = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
+    assert model.config._attn_implementation == hf.NAME
+    ours = [model(input_ids=ids).logits, model(input_ids=ids, attention_mask=mask).logits[:, 2:]]
+    model.set_attn_implementation("sdpa")
+    theirs = [model(input_ids=ids).logits, model(input_ids=ids, attention_mask=mask).logits[:, 2:]]
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    assert not torch.equal(ours[0][:, 2:], ours[1])
+
+
+def test_a_sliding_window_is_refused() -> None:
+    found = problem()
+
+    class Layer(torch.nn.Module):
+        sliding_window = 128
+
+    with pytest.raises(ValueError, match="sliding window of 128"):
+        hf.attention(Layer(), found.q, found.k, found.v, None, tree=found.rows)
+
+
+class _Largest(TorchDispatchMode):
+    """The shapes of all tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.shapes |= {tuple(x.shape) for x in (found if isinstance(found, (tuple, list)) else [found]) if isinstance(x, torch.Tensor)}
+        return found
+
+
+@pytest.mark.parametrize("backend", ["hybrid", "sdpa"])
+def test_nothing_of_the_size_of_prefix_times_tree_is_built(backend: str) -> None:
+    target = tiny_module.load(dtype=torch.float32)
+    target.use_attention(backend)
+    target.prefill(list(range(50)))
+    with _Largest() as made:
+        target.verify(TOKENS, PARENTS)
+    built = {shape for shape in made.shapes if shape[-2:] == (8, 58)}
+    assert bool(built) == (backend == "sdpa")
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+@every_backend
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_target_verifies_alike_with_every_backend(family: str, backend: str) -> None:
+    target = tiny_module.load(dtype=torch.float64, family=family, kv_heads=1)
+    assert target.attention.name == "hybrid"
+    expected = []
+    for name in ("sdpa", backend):
+        target.use_attention(name)
+        assert target.attention.name == name
+        target.prefill(PROMPT)
+        first = target.verify(TOKENS, PARENTS)
+        target.commit([0, 1, 5])
+        expected.append((first.logits, first.taps, target.verify(TOKENS, PARENTS).logits))
+    for one, other in zip(*expected, strict=True):
+        assert_close(one, other)
+
+
+@every_backend
+def test_decoding_is_plain_decoding_with_every_backend(backend: str) -> None:
+    target = tiny_module.load(dtype=torch.float64)
+    target.use_attention(backend)
+    drafter = make_drafter(target, correction="attention")
+    (prompt,) = random_prompts(target, 1, seed=3)
+    found = generate(target, drafter, prompt, config=DecodeConfig(depth=4, width=3, budget=12), max_new_tokens=64)
+    assert found.ids == generate_plain(target, prompt, max_new_tokens=64).ids
+
+
+# -- fixed shapes, as CUDA graphs need them ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_forward_of_a_graph_is_the_forward(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Every bucket, prefixes that grow, a cache that moves; nothing asks the host for a length."""
+    target = tiny_module.load(dtype=torch.float64, family=family, max_length=2048)
+    monkeypatch.setattr(RowCache, "get_seq_length", lambda *_: pytest.fail("asks for a length"))
+    graphs = GraphedVerify(target, buckets=(4, 8, 32))
+    target.cache = target.new_cache(batch=1, capacity=40)
+    target.prefill(PROMPT)
+    for turn, size in enumerate((1, 3, 8, 20, 8, 2, 32)):
+        parents = torch.tensor(tree("random", size, turn))
+        tokens = torch.randint(0, 60, (size,), generator=torch.Generator().manual_seed(turn))
+        capacity = target.cache.capacity
+        last, taps = graphs.run(tokens, parents)
+        expected = target.verify(tokens, parents)
+        assert_close(target.head(last), expected.logits)
+        assert_close(taps, expected.taps)
+        graphs.run(tokens, parents)
+        target._pending = size
+        target.commit(list(range(min(size, 7))))
+        assert target.verify(TOKENS, PARENTS).logits.isfinite().all()
+        assert len(graphs._captured) == (1 if target.cache.capacity != capacity else len(graphs._captured))
+
+
+def test_a_target_with_graphs_decodes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_module.load(dtype=torch.float64)
+    drafter = make_drafter(target, correction="attention")
+    (prompt,) = random_prompts(target, 1, seed=4)
+    config = DecodeConfig(depth=4, width=3, budget=20)
+    plain = generate_plain(target, prompt, max_new_tokens=40)
+    target.graphs = GraphedVerify(target)
+    assert generate(target, drafter, prompt, config=config, max_new_tokens=40).ids == plain.ids
+    target.self_test()
+    assert target.graphs is not None and set(target.graphs._captured) <= {16, 32}
+
+
+def test_rotary_scalings_that_read_positions_are_not_captured() -> None:
+    for kind, expected in (("default", True), ("yarn", True), ("dynamic", False), ("longrope", False)):
+        assert graphable(type("Config", (), {"rope_parameters": {"rope_type": kind}})) == expected
+
+
+def test_accepted_rows_move_in_one_gather(tiny64: Target) -> None:
+    cache = tiny64.new_cache(batch=2, capacity=12)
+    cache.store.copy_(torch.randn(cache.store.shape, generator=torch.Generator().manual_seed(0)))
+    before = cache.store.clone()
+    cache.move(torch.tensor([4, 6, 9]), 4)
+    assert torch.equal(cache.store[..., 4:7, :], before[..., [4, 6, 9], :])
+    assert torch.equal(cache.store[..., 7:, :], before[..., 7:, :]) and torch.equal(cache.store[..., :4, :], before[..., :4, :])
+    cache.store.copy_(before)
+    cache.move_rows(torch.tensor([[2, 5], [3, 4]]), torch.tensor([[2, 3], [1, 2]]))
+    assert torch.equal(cache.store[:, :, 0, :, 2:4], before[:, :, 0, :, [2, 5]])
+    assert torch.equal(cache.store[:, :, 1, :, 1:3], before[:, :, 1, :, [3, 4]])
+    source = inspect.getsource(RowCache.move)
+    assert "for " not in source, "no loop over layers"
+
+
+# -- importing --------------------------------------------------------------------------------------------------------
+
+
+def test_importing_needs_neither_triton_nor_a_driver() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None;"
+        "import treedraft.ops.tree_attention.hf, treedraft.ops.tree_attention.launch, treedraft.targets.hf;"
+        "assert not [m for m in sys.modules if m.startswith('triton') and sys.modules[m]]"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+# -- benches ----------------------------------------------------------------------------------------------------------
+
+
+def test_bench_attention_measures_and_checks(tmp_path: Path) -> None:
+    flags = ["--nodes", "9", "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--prefixes", "30", "70", "--repeats", "1"]
+    command = [sys.executable, "-m", "treedraft.bench", "attention", *flags, "--output", str(tmp_path / "out.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["benchmark"] == "attention" and record["behind_30"]["largest_difference"] < 1e-4
+    assert {"hybrid_ms", "times_sdpa", "times_repeat_kv"} <= record["behind_70"].keys()
+
+
+# What a GPU image need not have: all that this package depends on but Python, torch, numpy and transformers with its own needs.
+ABSENT = "tyro pydantic platformdirs gguf scipy pandas matplotlib seaborn rich jaxtyping beartype accelerate"
+
+
+def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys, importlib.util\n"
+        f"sys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *a: None if name in {ABSENT!r}.split() else found(name, *a)\n"
+        f"sys.argv = ['bench', 'gpu', '--output', {str(tmp_path / 'out.json')!r}, '--dry-run']\n"
+        "runpy.run_module('treedraft.bench', run_name='__main__')"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "everything is right" in done.stdout
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["wrong"] == [] and record["dry_run"]
+    has_kernel = importlib.util.find_spec("triton") is not None
+    assert any(name.startswith("triton") for name in record["checks"]) == has_kernel
+    assert {"hybrid", "sdpa_mask", "flex", "sdpa_nomask"} <= record["attention_1x70_20"]["microseconds"].keys()
+    assert ({"ours", "tma", "naive"} <= record["attention_1x70_20"]["microseconds"].keys()) == has_kernel
+    for correction in ("attention", "markov"):
+        assert record[f"builder_{correction}"]["same_tree"]
+    for name in ("graphs", "eager"):
+        assert record[f"round_{name}"]["same_as_plain"]
+        assert {"draft_ms", "build_ms", "verify_ms", "commit_ms", "round_ms"} <= record[f"round_{name}"].keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
+def test_bench_gpu_says_what_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-m", "treedraft.bench", "gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: bench gpu needs a CUDA device")

@@ -1,0 +1,159 @@
+"""Who sees whom in a tree, one int64 word for a row and 64 columns: bit j of word w of row i says that i sees 64 w + j.
+
+The prefix is seen by every row and needs no mask, so a tree of N nodes takes N x ceil(N / 64) words whatever the length
+of the prefix (the form of TensorRT-LLM's XQA kernels and of DeFT, with words of 64 bits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORD = 64  # columns a word
+MAX_NODES = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TreeRows:
+    """The rows of one verification: N nodes for each of B requests, behind prefixes of their own length.
+
+    seen         who sees whom: bool [B or 1, N, N], or the words of it, int64 [B or 1, N, ceil(N / 64)]
+    prefix_lens  int32 [B], on the device of the queries, where a kernel reads it
+    prefixes     the same on the host; None where they are known on the device alone (CUDA graphs)
+    max_prefix   no prefix is longer; chooses how a kernel splits its work, never what it computes
+    num_nodes    int32 [B] or None: rows of a request that are nodes, where trees are padded to a bucket
+    sees_itself  known that every row does, as in a tree
+
+    Node j of request b lies at column prefix_lens[b] + j of its keys and values.
+    """
+
+    seen: Tensor
+    prefix_lens: Tensor
+    prefixes: tuple[int, ...] | None
+    max_prefix: int
+    num_nodes: Tensor | None = None
+    sees_itself: bool = False
+    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def fresh(self) -> TreeRows:
+        """The same tensors with nothing derived from them yet."""
+        return replace(self)
+
+    @property
+    def size(self) -> int:
+        """N, padding included."""
+        return self.seen.shape[1]
+
+    @cached_property
+    def words(self) -> Tensor:
+        """int64 [B or 1, N, ceil(N / 64)]."""
+        return self.seen if self.seen.dtype == torch.int64 else pack(self.seen)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """bool [B or 1, N, N]; columns of padding are nobody's."""
+        seen = self.seen if self.seen.dtype == torch.bool else unpack(self.seen)
+        if self.num_nodes is not None:
+            seen = seen & (torch.arange(self.size, device=seen.device) < self.num_nodes[:, None])[:, None]
+        return seen
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """[B or 1, 1, N, N] to add to scores: 0 where a row sees, -inf where not. Made once for all layers."""
+        if dtype not in self._biases:
+            self._biases[dtype] = additive(self.visible, dtype)[:, None]
+        return self._biases[dtype]
+
+    @cached_property
+    def blind(self) -> Tensor | None:
+        """bool [B or 1, N] of rows that see no node, or None if there are none: only masks made by hand have them."""
+        if self.sees_itself and self.num_nodes is None:
+            return None
+        blind = ~self.visible.any(-1)
+        return blind if bool(blind.any()) else None
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """`prefixes`, read from the device if need be."""
+        return self.prefixes if self.prefixes is not None else tuple(self.prefix_lens.tolist())
+
+    @cached_property
+    def common(self) -> int | None:
+        """The prefix length of all requests, or None if they differ."""
+        return self.lengths[0] if len(set(self.lengths)) == 1 else None
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 [B, N]: prefix length + depth, the number of ancestors; a row of padding counts as a root."""
+        return self.prefix_lens[:, None] + (self.visible.sum(-1) - 1).clamp(min=0)
+
+
+def tree_rows(parents: Tensor, prefixes: int | tuple[int, ...]) -> TreeRows:
+    """Rows of one tree, parents [N], or of several, [B, N], behind `prefixes` committed tokens each.
+
+    ValueError as `check_parents`, or if the two disagree on B.
+    """
+    check_parents(parents)
+    batch = parents if parents.ndim == 2 else parents[None]
+    lengths = (prefixes,) if isinstance(prefixes, int) else tuple(prefixes)
+    if len(lengths) != len(batch) or min(lengths) < 0:
+        raise ValueError(f"prefixes {lengths} of {len(batch)} trees: one length a tree, at least 0")
+    lens = torch.tensor(lengths, dtype=torch.int32, device=parents.device)
+    return TreeRows(
+        seen=ancestors(batch), prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths), sees_itself=True
+    )
+
+
+def check_parents(parents: Tensor) -> None:
+    """ValueError unless parents [..., N] are integers, 1 <= N <= 1024, and every parent is -1 or an earlier node."""
+    if parents.ndim not in (1, 2) or parents.is_floating_point():
+        raise ValueError(f"parents are {parents.dtype} {list(parents.shape)}; expected integers [N] or [B, N]")
+    num_nodes = parents.shape[-1]
+    if not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"a tree of {num_nodes} nodes; between 1 and {MAX_NODES}")
+    values = parents.numpy(force=True)  # a few dozen values: numpy's calls cost a tenth of torch's
+    wrong = (values < -1) | (values >= np.arange(num_nodes))
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0])
+        raise ValueError(f"parent {values[place]} of node {place[-1]}: a parent is -1 or an earlier node")
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """parents [B, N] (-1 for a root) -> bool [B, N, N]; row i is true at i and at i's ancestors.
+
+    By doubling: after k steps a row knows its nearest 2^k ancestors. On the host, whatever the device: a few thousand bits
+    cost numpy less than the launches would, and parents are checked there anyway.
+    """
+    values = parents.numpy(force=True)
+    nodes, request = np.arange(values.shape[1]), np.arange(len(values))[:, None]
+    seen = np.zeros((*values.shape, values.shape[1]), dtype=bool)
+    seen[:, nodes, nodes] = True
+    jump = np.where(values < 0, nodes, values)  # a root's parent is itself, which adds nothing
+    while True:
+        seen |= seen[request, jump]
+        further = np.take_along_axis(jump, jump, 1)
+        if (further == jump).all():
+            return torch.from_numpy(seen).to(parents.device)
+        jump = further
+
+
+def pack(visible: Tensor) -> Tensor:
+    """bool [..., N, N] -> words int64 [..., N, ceil(N / 64)]."""
+    columns = visible.shape[-1]
+    bits = torch.nn.functional.pad(visible, (0, -columns % WORD)).unflatten(-1, (-1, WORD)).long()
+    # Distinct bits, so their sum is their union; bit 63 makes a word negative.
+    return (bits << torch.arange(WORD, device=visible.device)).sum(-1)
+
+
+def unpack(words: Tensor) -> Tensor:
+    """words int64 [..., N, ceil(N / 64)] -> bool [..., N, N]."""
+    bits = (words[..., None] >> torch.arange(WORD, device=words.device)) & 1
+    return bits.flatten(-2)[..., : words.shape[-2]].bool()
+
+
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """bool [...] -> 0 where true, -inf where not."""
+    return visible.to(dtype).log_()
