@@ -27,6 +27,7 @@ class TreeRows:
     max_prefix   no prefix is longer; chooses how a kernel splits its work, never what it computes
     num_nodes    int32 [B] or None: rows of a request that are nodes, where trees are padded to a bucket
     sees_itself  known that every row does, as in a tree
+    places       `positions`, if known
 
     Node j of request b lies at column prefix_lens[b] + j of its keys and values.
     """
@@ -37,6 +38,7 @@ class TreeRows:
     max_prefix: int
     num_nodes: Tensor | None = None
     sees_itself: bool = False
+    places: Tensor | None = None
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def fresh(self) -> TreeRows:
@@ -88,6 +90,8 @@ class TreeRows:
     @cached_property
     def positions(self) -> Tensor:
         """int64 [B, N]: prefix length + depth, the number of ancestors; a row of padding counts as a root."""
+        if self.places is not None:
+            return self.places
         return self.prefix_lens[:, None] + (self.visible.sum(-1) - 1).clamp(min=0)
 
 
@@ -101,10 +105,13 @@ def tree_rows(parents: Tensor, prefixes: int | tuple[int, ...]) -> TreeRows:
     lengths = (prefixes,) if isinstance(prefixes, int) else tuple(prefixes)
     if len(lengths) != len(batch) or min(lengths) < 0:
         raise ValueError(f"prefixes {lengths} of {len(batch)} trees: one length a tree, at least 0")
-    lens = torch.tensor(lengths, dtype=torch.int32, device=parents.device)
+    seen, device = _closure(batch.numpy(force=True)), parents.device
+    starts = np.array(lengths)
     return TreeRows(
-        seen=ancestors(batch), prefix_lens=lens, prefixes=lengths, max_prefix=max(lengths), sees_itself=True
-    )
+        seen=torch.from_numpy(seen).to(device), prefix_lens=torch.from_numpy(starts.astype(np.int32)).to(device),
+        prefixes=lengths, max_prefix=max(lengths), sees_itself=True,
+        places=torch.from_numpy(seen.sum(-1) - 1 + starts[:, None]).to(device),
+    )  # fmt: skip
 
 
 def check_parents(parents: Tensor) -> None:
@@ -122,21 +129,25 @@ def check_parents(parents: Tensor) -> None:
 
 
 def ancestors(parents: Tensor) -> Tensor:
-    """parents [B, N] (-1 for a root) -> bool [B, N, N]; row i is true at i and at i's ancestors.
+    """parents [B, N] (-1 for a root) -> bool [B, N, N]; row i is true at i and at i's ancestors."""
+    return torch.from_numpy(_closure(parents.numpy(force=True))).to(parents.device)
 
-    By doubling: after k steps a row knows its nearest 2^k ancestors. On the host, whatever the device: a few thousand bits
-    cost numpy less than the launches would, and parents are checked there anyway.
+
+def _closure(parents: np.ndarray) -> np.ndarray:
+    """By doubling: after k steps a row knows its nearest 2^k ancestors.
+
+    On the host, whatever the device: a few thousand bits cost numpy less than the launches would, and parents are checked
+    there anyway.
     """
-    values = parents.numpy(force=True)
-    nodes, request = np.arange(values.shape[1]), np.arange(len(values))[:, None]
-    seen = np.zeros((*values.shape, values.shape[1]), dtype=bool)
+    nodes, request = np.arange(parents.shape[1]), np.arange(len(parents))[:, None]
+    seen = np.zeros((*parents.shape, parents.shape[1]), dtype=bool)
     seen[:, nodes, nodes] = True
-    jump = np.where(values < 0, nodes, values)  # a root's parent is itself, which adds nothing
+    jump = np.where(parents < 0, nodes, parents)  # a root's parent is itself, which adds nothing
     while True:
         seen |= seen[request, jump]
         further = np.take_along_axis(jump, jump, 1)
         if (further == jump).all():
-            return torch.from_numpy(seen).to(parents.device)
+            return seen
         jump = further
 
 
