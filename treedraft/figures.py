@@ -500,7 +500,6 @@ def rounds_figure(
         axes.set_yticks(_ticks(len(rounds)))
         axes.set_xlabel("place in the answer (tokens)" if origin == "answer" else "place behind the anchor (tokens)")
         axes.grid(axis="y", visible=False)
-        axes.grid(axis="x", linewidth=0.6, color="0.9")
         handles = [_patch("0.25", "prompt's own forward")] if origin == "answer" else []
         handles += [_patch(accepted_colour(), "accepted"), _patch(bonus_colour(), "bonus"), _patch(REJECTED, "drafted in vain (deepest branch)")]
         if trained_depth is not None and origin == "anchor":
@@ -522,9 +521,9 @@ def words_figure(rows: Mapping[str, Sequence[str]], *, reference: str, title: st
     lefts, height = np.concatenate([[0.0], np.cumsum(widths)]), 0.3
     with _theme():
         margin = 0.075 * max(map(len, rows)) + 0.15
-        figure = Figure(figsize=(lefts[-1] + margin, height * len(rows) + 0.75))
+        figure = Figure(figsize=(lefts[-1] + margin, height * len(rows) + 0.45))
         axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(-margin, lefts[-1]), ylim=(height * len(rows) + 0.1, -0.6))
+        axes.set(xlim=(-margin, lefts[-1]), ylim=(height * len(rows) + 0.1, -0.35))
         axes.set_axis_off()
         for slot, left in enumerate(lefts[:-1]):
             axes.text(left + widths[slot] / 2, -0.12, str(slot + 1), fontsize=7.5, color="0.45", ha="center")
@@ -595,14 +594,16 @@ def pairs_figure(panels: Mapping[str, np.ndarray], *, x: str, y: str, title: str
     """Points [n, 2] against the line where both are equal, in square panels of one scale."""
     from matplotlib.figure import Figure
 
-    bound = 1.05 * max(float(np.abs(points).max(initial=0.0)) for points in panels.values()) or 1.0
+    everything = np.concatenate([*panels.values()])
+    low, high = float(everything.min()), float(everything.max())
+    ends = (low - 0.05 * (high - low + 1), high + 0.05 * (high - low + 1))
     with _theme():
         figure = Figure(figsize=(3.4 * len(panels) + 0.4, 3.7), layout="constrained")
         row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for place, (axes, (heading, points)) in enumerate(zip(row, panels.items(), strict=True)):
-            axes.plot([-bound, bound], [-bound, bound], color="0.6", linewidth=1, zorder=1)
+            axes.plot(ends, ends, color="0.6", linewidth=1, zorder=1)
             axes.scatter(*points.T, s=9, color=_palette()[place], alpha=0.45, linewidths=0, zorder=2)
-            axes.set(xlim=(-bound, bound), ylim=(-bound, bound), aspect="equal", xlabel=x)
+            axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=x)
             axes.set_title(heading, fontsize=9.5)
         row[0].set_ylabel(y)
         _despine(figure)
@@ -687,6 +688,8 @@ def _despine(figure: Figure) -> None:
     import seaborn as sns
 
     sns.despine(fig=figure)
+    for axes in figure.axes:
+        axes.tick_params(grid_linewidth=0.6, grid_color="0.9")
 
 
 def _width(text: str) -> float:
