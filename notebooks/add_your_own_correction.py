@@ -5,6 +5,8 @@
 # for a few seconds, in the table beside `none`, and held to the law that every correction has to keep.
 
 # %%
+import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from torch import nn
 from treedraft import report
 from treedraft.cells import Workbench, collect, write_rows
 from treedraft.corrections._seam import Correction, State, select
+from treedraft.data.regenerate import Settings, regenerate
 from treedraft.grid import load_grid
 from treedraft.ops.layers import rms_norm
 from treedraft.trees.best_first import BestFirst
@@ -77,20 +80,30 @@ class Component(Correction):
 sys.modules["my_package.nudge"] = sys.modules["__main__"]
 
 # %% [markdown]
+# ## Training text
+#
+# A drafter learns from the target's own answers. Some thousand tokens of them are enough to see a difference.
+
+# %%
+bench = Workbench("pocket", cache_gb=1)
+few = Settings(prompts="world", tokens=8_000, max_new_tokens=96, batch_size=64, prompts_per_shard=128)
+answers = Path(scratch.name) / "answers"
+print(f"{sum(len(item.ids) - item.prompt_length for item in regenerate(bench.target, few, answers)):,} tokens of answers")
+
+# %% [markdown]
 # ## A grid of three
 #
-# The same backbone, the same data, the same few steps.
+# The same backbone, the same text, the same few steps.
 
 # %%
 grid_file = Path(scratch.name) / "mine.toml"
-grid_file.write_text("""
+grid_file.write_text(f"data.folder = '{answers}'\n" + """
 question = "Does a nudge help?"
 target = "pocket"
-data = { tokens = 12_000, max_new_tokens = 96 }
 drafter = { block_size = 8, tap_layers = [1, 3, 5], backbone = { name = "causal", num_layers = 1 } }
-train = { optimizer = "muon", learning_rate = 1e-2, decay = 7.0, steps = 120, sequences = 4, anchors = 8 }
+train = { optimizer = "muon", learning_rate = 1e-2, decay = 7.0, steps = 100, sequences = 4, anchors = 8 }
 decode = { mode = ["chain", "tree"], depth = 7, budget = 64, temperature = 1.0 }
-evaluate = { count = 36, seeds = [0], max_new_tokens = 64 }
+evaluate = { count = 30, seeds = [0], max_new_tokens = 64 }
 compare = [["*/nudge", "*/none"], ["*/nudge", "*/markov"]]
 
 [[arms]]
@@ -104,12 +117,10 @@ for arm in grid.arms:
 # Train and measure (`python -m treedraft.ablate --grid mine.toml` does this with bars, side by side, and goes on where it was killed):
 
 # %%
-# %%capture
-bench = Workbench(grid.cells[0].arm.target, cache_gb=1)
-for arm in grid.arms:
-    bench.train(arm)
-for cell in grid.cells:
-    bench.evaluate(cell)
+with contextlib.redirect_stderr(io.StringIO()):
+    for cell in grid.cells:
+        bench.train(cell.arm)
+        bench.evaluate(cell)
 write_rows(Path(scratch.name), grid, *collect(grid.cells, {}, grid.name))
 
 # %%
