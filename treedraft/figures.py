@@ -84,6 +84,7 @@ def _png(figure: Figure) -> bytes:
 
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
+    figure.set_layout_engine("none")  # laid out again it would move by a pixel
     with Image.open(picture) as image:
         image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
     return small.getvalue()
