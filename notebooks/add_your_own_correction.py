@@ -17,7 +17,7 @@ import torch
 from IPython.display import Markdown
 from torch import nn
 
-from treedraft import report
+from treedraft import figures, report
 from treedraft.cells import Workbench, collect, write_rows
 from treedraft.corrections._seam import Correction, State, select
 from treedraft.data.regenerate import Settings, regenerate
@@ -86,7 +86,7 @@ sys.modules["my_package.nudge"] = sys.modules["__main__"]
 
 # %%
 bench = Workbench("pocket", cache_gb=1)
-few = Settings(prompts="world", tokens=8_000, max_new_tokens=96, batch_size=64, prompts_per_shard=128)
+few = Settings(prompts="world", tokens=8_000, max_new_tokens=96, batch_size=64, prompts_per_shard=112)
 answers = Path(scratch.name) / "answers"
 print(f"{sum(len(item.ids) - item.prompt_length for item in regenerate(bench.target, few, answers)):,} tokens of answers")
 
@@ -101,7 +101,7 @@ grid_file.write_text(f"data.folder = '{answers}'\n" + """
 question = "Does a nudge help?"
 target = "pocket"
 drafter = { block_size = 8, tap_layers = [1, 3, 5], backbone = { name = "causal", num_layers = 1 } }
-train = { optimizer = "muon", learning_rate = 1e-2, decay = 7.0, steps = 100, sequences = 4, anchors = 8 }
+train = { optimizer = "muon", learning_rate = 1e-2, decay = 7.0, steps = 80, sequences = 4, anchors = 8 }
 decode = { mode = ["chain", "tree"], depth = 7, budget = 64, temperature = 1.0 }
 evaluate = { count = 30, seeds = [0], max_new_tokens = 64 }
 compare = [["*/nudge", "*/none"], ["*/nudge", "*/markov"]]
@@ -128,7 +128,16 @@ study = report.load_study(Path(scratch.name), grid.name)
 Markdown(report.tau_table(study, 1.0).markdown())
 
 # %% [markdown]
-# *tau after a training this short says how fast a correction learns, not how good it gets. Is the difference more than luck?*
+# *tau after a training this short says how fast a correction learns, not how good it gets.*
+
+# %%
+panels = {
+    mode: {label: study.arm(label, 1.0, mode, 7).survival for label in study.labels} for mode in study.modes
+}
+figures.curves_figure(panels, x="draft position d (tokens)", y="share of rounds that accept at least d", title="How far drafts get")
+
+# %% [markdown]
+# *The nudge, like Markov, keeps more rounds alive at every depth than no correction does. Is the difference more than luck?*
 
 # %%
 Markdown(report.comparison_table(study, 1.0).markdown())

@@ -7,6 +7,7 @@
 
 # %%
 import torch
+from IPython.display import display
 
 from treedraft import figures, generate, load_drafter, load_target
 from treedraft.config import DecodeConfig
@@ -145,14 +146,14 @@ if target:
     number = max(range(len(result.rounds)), key=lambda number: result.rounds[number].emitted)
     best = result.rounds[number]
     following = result.ids[sum(item.emitted for item in result.rounds[: number + 1])]
-    shown = figures.tree_figure(best.tree, text_of, path=best.path, bonus=following, title=f"smollm2-135m, round {number + 1}")
-shown if target else None
+    display(figures.tree_figure(best.tree, text_of, path=best.path, bonus=following, title=f"smollm2-135m, round {number + 1}"))
 
 # %% [markdown]
 # *Where the drafter is sure the tree is a line, where it is not the tree fans out.*
 
 # %%
-figures.rounds_figure(result.rounds, title="smollm2-135m, causal-attention, 24 nodes a round") if target else None
+if target:
+    display(figures.rounds_figure(result.rounds, title="smollm2-135m, causal-attention, 24 nodes a round"))
 
 # %% [markdown]
 # *Long rounds and short ones: tau is their mean.*

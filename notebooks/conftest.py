@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_ROOT = str(Path(__file__).parents[1])
+_ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))

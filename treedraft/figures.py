@@ -407,7 +407,7 @@ def tree_figure(
     rows = _rows(children)
     gap, height = 0.52, 0.29  # inches
     widths = [max(_width(t) for t, d in zip(texts, depths, strict=True) if d == depth) for depth in range(max(depths) + 1)]
-    lefts = np.concatenate([[0.0], np.cumsum([width + gap for width in widths])])
+    lefts = np.concatenate([[0.0], np.cumsum([width + gap for width in widths])]).tolist()
     with _theme():
         figure = Figure(figsize=(lefts[-1] - gap + 0.2, height * (max(rows) + 1) + 0.75))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -519,7 +519,7 @@ def words_figure(rows: Mapping[str, Sequence[str]], *, reference: str, title: st
 
     right = rows[reference]
     widths = [max(_width(visible(texts[slot])) for texts in rows.values()) + 0.1 for slot in range(len(right))]
-    lefts, height = np.concatenate([[0.0], np.cumsum(widths)]), 0.3
+    lefts, height = np.concatenate([[0.0], np.cumsum(widths)]).tolist(), 0.3
     with _theme():
         margin = 0.075 * max(map(len, rows)) + 0.15
         figure = Figure(figsize=(lefts[-1] + margin, height * len(rows) + 0.45))
