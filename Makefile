@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 test: lint  ## the whole test suite and the notebooks, WORKERS processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --nbmake tests notebooks $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --nbmake $(ARGS)
 
 lint: env  ## style, types and who may import whom
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from treedraft.evaluate import record
 
 target = load_target("pocket")
 drafters = {"attention": load_drafter("causal-attention", target=target), "Markov": load_drafter("bidirectional-markov", target=target)}
-trajectories = record(target, prompt_set("world", count=18), temperature=0.0, seeds=[0], max_new_tokens=96)
+trajectories = record(target, prompt_set("world", count=12), temperature=0.0, seeds=[0], max_new_tokens=96)
 print(len(trajectories), "greedy answers of pocket,", sum(len(item.ids) - item.prompt_length for item in trajectories), "tokens")
 
 # %% [markdown]
@@ -139,7 +139,7 @@ pd.DataFrame({"share of all slots": {name: f"{values.mean():.1%}" for name, valu
 # %% [markdown]
 # ## Examples
 #
-# One slot a prompt where only one of them is right: what the text was, and what each would have written.
+# One slot a prompt where only one of them is right and the other is surest of something else.
 
 
 # %%
@@ -220,7 +220,7 @@ behind = Counter(token for part in blocks["Markov"][:8] for token in part.labels
 
 
 def raised(name, token, best=3):
-    changes = torch.cat([(part.on - part.off)[part.previous == token] for part in blocks[name][:8]]).mean(0)
+    changes = torch.cat([part.on[part.previous == token] - part.off[part.previous == token] for part in blocks[name][:8]]).mean(0)
     return "  ".join(f"{target.tokenizer.decode([other])!r} {changes[other]:+.1f}" for other in changes.topk(best).indices.tolist())
 
 
