@@ -11,7 +11,7 @@ unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 export PIP_USER := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: env test lint ablate clean
+.PHONY: env test lint ablate notebooks clean
 
 env: $(STAMP)  ## create .venv and install the package, once and whenever pyproject.toml changes
 
@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --progress-bar off --editable ".[test]"
 	@touch $@
 
-test: lint  ## the whole test suite, WORKERS processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+test: lint  ## the whole test suite and the notebooks, WORKERS processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --nbmake $(ARGS)
 
 lint: env  ## style, types and who may import whom
 	$(BIN)/ruff check .
@@ -32,6 +32,9 @@ lint: env  ## style, types and who may import whom
 
 ablate: env  ## train what is missing, measure every cell, write tables and figures
 	$(BIN)/python -m treedraft.ablate --grid full $(ARGS)
+
+notebooks: env  ## run the notebooks' sources and write them with their outputs
+	OMP_NUM_THREADS=1 $(BIN)/python notebooks/render.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

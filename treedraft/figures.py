@@ -1,12 +1,19 @@
-"""Figures of a grid: tau by depth, survival, tau by domain. Colour is the correction, line style the backbone."""
+"""Figures of a grid (tau by depth, survival, tau by domain), and of what happens in a round, as notebooks show it.
+
+In a grid's figures colour is the correction and line style the backbone. In a round's, blue is accepted, orange is the
+bonus token and grey was drafted in vain.
+"""
 
 from __future__ import annotations
 
+import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,10 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from treedraft.report import Arm, Study
+    from treedraft.speculate import Round
+    from treedraft.trees.tree import DraftTree
 
 DASHES = ((), (4, 1.6), (1, 1.2), (6, 1.4, 1, 1.4))
 MARKERS = "osD^vPX<>*hp"
 SURVIVAL_FLOOR = 1e-3
+REJECTED = "0.86"
+Decode = Callable[[int], str]
 
 
 def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
@@ -37,14 +48,46 @@ def write_figures(study: Study, folder: Path) -> None:
             _save(draw(study), folder / f"{study.name}-{name}.png")
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure that a notebook shows as an image, and as its title where there are none."""
+
+    figure: Figure
+    title: str
+
+    def __repr__(self) -> str:
+        return f"[{self.title}]"
+
+    def _repr_png_(self) -> bytes:
+        return _png(self.figure)
+
+
+def draw(study: Study, name: str) -> Picture:
+    """One of a grid's figures (see `figures_of`). ValueError with the choices if it has no such figure."""
+    drawings = figures_of(study)
+    if name not in drawings:
+        from treedraft.registry import unknown
+
+        raise ValueError(unknown("figure", name, list(drawings)))
+    with _theme():
+        return Picture(drawings[name](study), f"{study.name}: {name}")
+
+
 def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(_png(figure))
+
+
+def _png(figure: Figure) -> bytes:
     """A PNG of 128 colours without dates or versions: a third of the size, and the same bytes again."""
     from PIL import Image
 
-    picture = io.BytesIO()
+    picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
-    with replacing(path) as temporary, Image.open(picture) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(temporary, format="png", optimize=True)
+    figure.set_layout_engine("none")  # laid out again it would move by a pixel
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 @contextmanager
@@ -321,3 +364,368 @@ def _mark_trained(study: Study, axes: Axes) -> None:
 def _ticks(depth: int) -> list[int]:
     step = max(1, round(depth / 8))
     return [1, *range(1 + step, depth + 1, step)]
+
+
+# -- a round ----------------------------------------------------------------------------------------------------------
+
+
+def accepted_colour() -> Any:
+    return _palette()[0]
+
+
+def bonus_colour() -> Any:
+    return _palette()[1]
+
+
+def visible(text: str) -> str:
+    """A token's text with its spaces and line ends made visible, many spaces as their number."""
+    text = re.sub(" {3,}", lambda spaces: f"␣×{len(spaces[0])}", text)
+    return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
+
+
+def tree_figure(
+    tree: DraftTree, decode: Decode, *, path: Sequence[int] = (), bonus: int | None = None, title: str = "A draft tree"
+) -> Picture:
+    """A tree from left to right, every node's best child to its right; beside a node its probability under its parent.
+
+    The nodes of `path` are filled, and the target's own token after it, `bonus`, hangs below its last node.
+    """
+    from matplotlib.figure import Figure
+
+    scores, parents = tree.scores.tolist(), tree.parents.tolist()
+    depths, children = tree.depths.tolist(), [list(nodes) for nodes in tree.children()]
+    texts = [visible(decode(token)) for token in tree.tokens.tolist()]
+    if bonus is not None:
+        parents, depths = [*parents, path[-1]], [*depths, depths[path[-1]] + 1]
+        children = [*children, []]
+        children[path[-1]].append(len(tree))
+        texts.append(visible(decode(bonus)))
+    rows = _rows(children)
+    gap, height = 0.52, 0.29  # inches
+    widths = [max(_width(t) for t, d in zip(texts, depths, strict=True) if d == depth) for depth in range(max(depths) + 1)]
+    lefts = np.concatenate([[0.0], np.cumsum([width + gap for width in widths])]).tolist()
+    with _theme():
+        figure = Figure(figsize=(lefts[-1] - gap + 0.2, height * (max(rows) + 1) + 0.75))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(-0.1, lefts[-1] - gap + 0.1), ylim=(height * (max(rows) + 1) + 0.2, -0.55))
+        axes.set_axis_off()
+        for depth, left in enumerate(lefts[:-1]):
+            axes.text(left, -0.32, str(depth) if depth else "depth 0", fontsize=8, color="0.45")
+        for node, parent in enumerate(parents):
+            left, y, width = lefts[depths[node]], height * rows[node], _width(texts[node])
+            colour, fill, ink = _node_look(node, path, len(tree))
+            if node:
+                # One stem a parent, right of its column, so that siblings hang from the same line.
+                start, stem = lefts[depths[parent]] + _width(texts[parent]), left - gap + 0.1
+                above = height * rows[parent]
+                weight = 1.0 if node == len(tree) else float(np.exp(scores[node] - scores[parent]))
+                axes.plot([start, stem, stem, left], [above, above, y, y], color=colour, linewidth=0.7 + 2.3 * weight,
+                          linestyle=":" if node == len(tree) else "-", zorder=2 if node in path else 1, solid_joinstyle="miter")  # fmt: skip
+                if node < len(tree):
+                    axes.text(left - 0.03, y - 0.03, f"{weight:.2f}", fontsize=6.5, color="0.3", ha="right", va="bottom")
+            axes.text(left + width / 2, y, texts[node], fontsize=8, family="monospace", ha="center", va="center", color=ink, zorder=4,
+                      bbox={"boxstyle": "round,pad=0.25", "facecolor": fill, "edgecolor": colour, "linewidth": 1.0})  # fmt: skip
+        _key(axes, (0, 0), ["anchor", "accepted", "rejected", *(["bonus (the target's own)"] if bonus is not None else [])] if path
+             else ["anchor", "drafted"])  # fmt: skip
+        axes.set_title(f"{title} ({len(tree)} nodes; number: probability under the parent)", loc="left", fontsize=10, fontweight="bold")
+    return Picture(figure, title)
+
+
+def mask_figure(
+    tree: DraftTree, decode: Decode, *, prefix_length: int, path: Sequence[int] = (), title: str = "The ancestor mask"
+) -> Picture:
+    """Who sees whom when the target verifies the tree: a row a node, a column for the whole prefix, then one a node."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+    sees = tree.ancestors().numpy().astype(int)
+    on_path = np.zeros(len(tree), dtype=int)
+    on_path[list(path)] = 1
+    cells = sees * (1 + np.outer(on_path, on_path))
+    cells = np.concatenate([(1 + on_path)[:, None], np.zeros((len(tree), 1), dtype=int), cells], axis=1)
+    texts = [visible(decode(token)) for token in tree.tokens.tolist()]
+    size = max(2.6, 0.155 * len(tree))
+    with _theme():
+        figure = Figure(figsize=(size + 2.4, size + 0.9), layout="constrained")
+        axes = figure.add_subplot()
+        axes.imshow(cells, cmap=ListedColormap(["white", "0.68", accepted_colour()]), vmin=0, vmax=2, aspect="equal")
+        axes.set_yticks(range(len(tree)), [f"{text}  {node}" for node, text in enumerate(texts)], family="monospace", fontsize=6.5)
+        axes.set_xticks([0, *range(2, len(tree) + 2, 4)], ["prefix", *map(str, range(0, len(tree), 4))], fontsize=7)
+        axes.set_xticks(np.arange(1.5, len(tree) + 2), minor=True)
+        axes.set_yticks(np.arange(0.5, len(tree)), minor=True)
+        axes.grid(visible=False, which="major")
+        axes.grid(which="minor", color="0.93", linewidth=0.5)
+        axes.tick_params(which="both", length=0)
+        axes.set(xlabel=f"seen: the {prefix_length} tokens of the prefix, then nodes by number", ylabel="node that looks")
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+        handles = [_patch(accepted_colour(), "sees, on the accepted path"), _patch("0.68", "sees"), _patch("white", "hidden")]
+        axes.legend(handles=handles[0 if path else 1 :], loc="upper right", fontsize=7.5, frameon=True)
+    return Picture(figure, title)
+
+
+def rounds_figure(
+    rounds: Sequence[Round],
+    *,
+    origin: Literal["answer", "anchor"] = "answer",
+    trained_depth: int | None = None,
+    title: str = "Round by round",
+) -> Picture:
+    """A row a round: accepted drafts, the bonus token, and how much deeper the tree went.
+
+    Rounds start where they stand in the answer, or side by side at their anchors (then `trained_depth` is marked).
+    """
+    from matplotlib.figure import Figure
+
+    emitted = np.array([item.emitted for item in rounds])
+    accepted = np.array([min(len(item.path) - 1, item.emitted) for item in rounds])
+    deepest = np.array([int(item.tree.depths.max()) for item in rounds])
+    # The first token of an answer comes from the prompt's own forward.
+    left = 1 + np.concatenate([[0], np.cumsum(emitted)[:-1]]) if origin == "answer" else np.zeros(len(rounds), dtype=int)
+    with _theme():
+        figure = Figure(figsize=(9.2, 0.19 * len(rounds) + 1.3), layout="constrained")
+        axes = figure.add_subplot()
+        y, look = np.arange(1, len(rounds) + 1), {"height": 0.72, "edgecolor": "white", "linewidth": 0.6}
+        for place in range(int(deepest.max(initial=0))):
+            drawn = deepest > place
+            colours = [accepted_colour() if place < count else REJECTED for count in accepted[drawn]]
+            axes.barh(y[drawn], 1, left=(left + place)[drawn], color=colours, **look)
+        bonus = emitted > accepted
+        if origin == "answer":
+            axes.barh(y[:1], 1, left=0, color="0.25", **look)
+        axes.barh(y[bonus], 1, left=(left + accepted)[bonus], color=bonus_colour(), **look)
+        axes.set(ylim=(len(rounds) + 0.6, 0.4), ylabel="round", xlim=(0, None))
+        axes.set_yticks(_ticks(len(rounds)))
+        axes.set_xlabel("place in the answer (tokens)" if origin == "answer" else "place behind the anchor (tokens)")
+        axes.grid(axis="y", visible=False)
+        handles = [_patch("0.25", "prompt's own forward")] if origin == "answer" else []
+        handles += [_patch(accepted_colour(), "accepted"), _patch(bonus_colour(), "bonus"), _patch(REJECTED, "drafted in vain (deepest branch)")]
+        if trained_depth is not None and origin == "anchor":
+            axes.axvline(trained_depth, color="0.35", linestyle=":", linewidth=1.4)
+            handles.append(_handle(color="0.35", linestyle=":", linewidth=1.4, label="trained depth"))
+        figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=8)
+        axes.set_title(f"{title} (tau {emitted.mean():.2f} tokens a round)", loc="left", fontsize=10, fontweight="bold")
+        _despine(figure)
+    return Picture(figure, title)
+
+
+def words_figure(rows: Mapping[str, Sequence[str]], *, reference: str, title: str) -> Picture:
+    """Texts slot by slot, a row a name; a text equal to that of the row `reference` is filled."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    right = rows[reference]
+    widths = [max(_width(visible(texts[slot])) for texts in rows.values()) + 0.1 for slot in range(len(right))]
+    lefts, height = np.concatenate([[0.0], np.cumsum(widths)]).tolist(), 0.3
+    with _theme():
+        margin = 0.075 * max(map(len, rows)) + 0.15
+        figure = Figure(figsize=(lefts[-1] + margin, height * len(rows) + 0.45))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(-margin, lefts[-1]), ylim=(height * len(rows) + 0.1, -0.35))
+        axes.set_axis_off()
+        for slot, left in enumerate(lefts[:-1]):
+            axes.text(left + widths[slot] / 2, -0.12, str(slot + 1), fontsize=7.5, color="0.45", ha="center")
+        axes.text(-0.1, -0.12, "draft position", fontsize=7.5, color="0.45", ha="right")
+        for row, (name, texts) in enumerate(rows.items()):
+            axes.text(-0.1, height * (row + 0.5), name, fontsize=8.5, ha="right", va="center", fontweight="bold" if name == reference else "normal")
+            for slot, text in enumerate(texts):
+                same = text == right[slot]
+                fill = "0.3" if name == reference else accepted_colour() if same else "0.95"
+                place = (lefts[slot], height * row)
+                axes.add_patch(Rectangle(place, widths[slot], height, facecolor=fill, edgecolor="white", linewidth=1.2))
+                axes.text(place[0] + widths[slot] / 2, place[1] + height / 2, visible(text), fontsize=8, family="monospace",
+                          ha="center", va="center", color="white" if same else "0.2")  # fmt: skip
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    return Picture(figure, title)
+
+
+# -- curves -----------------------------------------------------------------------------------------------------------
+
+
+def curves_figure(panels: Mapping[str, Mapping[str, np.ndarray]], *, x: str, y: str, title: str) -> Picture:
+    """Curves over positions 1, 2, ... in panels that share a scale; a name keeps its colour and marker in every panel."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    with _theme():
+        figure = Figure(figsize=(4.3 * len(panels) + 0.4, 3.3), layout="constrained")
+        row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axes, (heading, curves) in zip(row, panels.items(), strict=True):
+            for name, values in curves.items():
+                place = names.index(name)
+                axes.plot(np.arange(1, len(values) + 1), values, color=_palette()[place], marker=MARKERS[place], markersize=4, linewidth=1.6)
+            axes.set_title(heading, fontsize=9.5)
+            axes.set_xlabel(x)
+            axes.set_xticks(_ticks(max(map(len, curves.values()))))
+        row[0].set_ylabel(y)
+        _despine(figure)
+        handles = [_handle(color=_palette()[place], marker=MARKERS[place], markersize=4, label=name) for place, name in enumerate(names)]
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8.5)
+        figure.suptitle(title, fontweight="bold", fontsize=10, x=0.01, ha="left")
+    return Picture(figure, title)
+
+
+def shares_figure(shares: Mapping[str, np.ndarray], *, x: str, y: str, title: str) -> Picture:
+    """Shares that add up to 1 at every position 1, 2, ..., stacked in the order given; the last is grey."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    with _theme():
+        figure = Figure(figsize=(7.4, 3.3), layout="constrained")
+        axes = figure.add_subplot()
+        bottom: Any = 0.0
+        for place, (name, values) in enumerate(shares.items()):
+            colour = REJECTED if place == len(shares) - 1 else _palette()[place]
+            axes.bar(np.arange(1, len(values) + 1), values, bottom=bottom, color=colour, width=0.86, label=name)
+            bottom = bottom + values
+        axes.set(xlabel=x, ylabel=y, ylim=(0, 1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xticks(range(1, len(bottom) + 1))
+        axes.grid(axis="x", visible=False)
+        _despine(figure)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, reverse=True)
+        figure.suptitle(title, fontweight="bold", fontsize=10, x=0.01, ha="left")
+    return Picture(figure, title)
+
+
+def pairs_figure(panels: Mapping[str, np.ndarray], *, x: str, y: str, title: str) -> Picture:
+    """Points [n, 2] against the line where both are equal, in square panels of one scale."""
+    from matplotlib.figure import Figure
+
+    everything = np.concatenate([*panels.values()])
+    low, high = float(everything.min()), float(everything.max())
+    ends = (low - 0.05 * (high - low + 1), high + 0.05 * (high - low + 1))
+    with _theme():
+        figure = Figure(figsize=(3.4 * len(panels) + 0.4, 3.7), layout="constrained")
+        row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for place, (axes, (heading, points)) in enumerate(zip(row, panels.items(), strict=True)):
+            axes.plot(ends, ends, color="0.6", linewidth=1, zorder=1)
+            axes.scatter(*points.T, s=9, color=_palette()[place], alpha=0.45, linewidths=0, zorder=2)
+            axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=x)
+            axes.set_title(heading, fontsize=9.5)
+        row[0].set_ylabel(y)
+        _despine(figure)
+        figure.suptitle(title, fontweight="bold", fontsize=10, x=0.01, ha="left")
+    return Picture(figure, title)
+
+
+def depth_figure(study: Study, depth: int, *, mode: str = "chain", temperature: float = 1.0) -> Picture:
+    """What a round gives if its drafts end at `depth`: survival up to there, and tau = 1 + S_1 + ... + S_depth.
+
+    From the arms that were decoded deepest. Where rounds are cut by the end of an answer tau is a little smaller.
+    ValueError if the study has no arm of this mode and temperature, or none so deep.
+    """
+    from matplotlib.figure import Figure
+
+    deepest = max(study.depths(temperature, mode), default=0)
+    if not 1 <= depth <= deepest:
+        raise ValueError(f"depth is {depth}; {mode} at temperature {temperature:g} was measured at 1 to {deepest}")
+    arms = {label: arm for label in study.labels if (arm := study.arm(label, temperature, mode, deepest))}
+    title = f"{study.name}: drafts that end at depth {depth} ({mode}, temperature {temperature:g})"
+    with _theme():
+        figure = Figure(figsize=(10.4, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        for row, (label, arm) in enumerate(arms.items()):
+            look = _look(study, label)
+            places = np.arange(1, deepest + 1)
+            left.plot(places, arm.survival, **{**look, "marker": "", "alpha": 0.22})
+            left.plot(places[:depth], arm.survival[:depth], **{**look, "marker": ""})
+            reached = 1 + arm.survival[:depth].sum()
+            right.plot([1, reached], [row, row], **{**look, "marker": ""})
+            right.plot([reached], [row], color=look["color"], marker=look["marker"], markersize=6)
+            right.annotate(f"{reached:.2f}", (reached, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+        left.set(yscale="log", ylim=(SURVIVAL_FLOOR, 1.1), xlabel="draft position d (tokens)", ylabel="rounds that accept at least d tokens")
+        left.set_yticks([0.001, 0.01, 0.1, 1.0], ["0.1%", "1%", "10%", "100%"])
+        left.minorticks_off()
+        left.set_xticks(_ticks(deepest))
+        left.axvspan(depth + 0.5, deepest + 0.5, color="0.95", zorder=0)
+        _mark_trained(study, left)
+        widest = 1 + max(float(arm.survival.sum()) for arm in arms.values())
+        right.set(xlim=(1, widest + 0.35), xlabel="tau (emitted tokens a round)")
+        right.set_yticks(range(len(arms)), list(arms))
+        right.set_ylim(len(arms) - 0.5, -0.5)
+        right.grid(axis="y", visible=False)
+        _despine(figure)
+        _legends(figure, _identity_legend(study, marked=False))
+        figure.suptitle(f"{title}\n", fontweight="bold", linespacing=0.5)
+    return Picture(figure, title)
+
+
+@dataclass(frozen=True, slots=True)
+class Slider:
+    """A widget that redraws a picture; where no kernel runs, as in a rendered file, the picture alone."""
+
+    widget: Any
+    picture: Picture
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        image = base64.b64encode(self.picture._repr_png_()).decode()
+        return {**self.widget._repr_mimebundle_(), "image/png": image, "text/plain": repr(self.picture)}
+
+
+def slider(draw_at: Callable[[int], Picture], values: Sequence[int], *, start: int, name: str) -> Slider:
+    """A slider over `values` above the picture that `draw_at` makes of its value. ValueError if `start` is none of them."""
+    if start not in values:
+        raise ValueError(f"{name} starts at {start}, which is not one of {list(values)}")
+    import ipywidgets
+
+    shown = draw_at(start)
+    control = ipywidgets.SelectionSlider(options=list(values), value=start, description=name, continuous_update=False)
+    image = ipywidgets.Image(value=shown._repr_png_(), format="png")
+    control.observe(lambda change: setattr(image, "value", draw_at(change["new"])._repr_png_()), names="value")
+    return Slider(ipywidgets.VBox([control, image]), shown)
+
+
+def _palette() -> Any:
+    import seaborn as sns
+
+    return sns.color_palette("colorblind", 10)
+
+
+def _despine(figure: Figure) -> None:
+    import seaborn as sns
+
+    sns.despine(fig=figure)
+    for axes in figure.axes:
+        axes.tick_params(grid_linewidth=0.6, grid_color="0.9")
+
+
+def _width(text: str) -> float:
+    """Inches of a box around text of 8 points in the monospaced font."""
+    return 0.067 * len(text) + 0.1
+
+
+def _rows(children: Sequence[Sequence[int]]) -> list[int]:
+    """A row of the page for every node: the first child goes on in its parent's, the others open new ones below."""
+    rows, stack, used = [0] * len(children), [(0, 0)], 0
+    while stack:
+        node, row = stack.pop()
+        if row < 0:
+            used += 1
+            row = used
+        rows[node] = row
+        stack += [(child, -1) for child in reversed(children[node][1:])]
+        stack += [(child, row) for child in children[node][:1]]
+    return rows
+
+
+def _node_look(node: int, path: Sequence[int], num_nodes: int) -> tuple[Any, Any, Any]:
+    """Colours of line, box and text."""
+    if node == 0:
+        return "0.25", "0.25", "white"
+    if node == num_nodes:
+        return bonus_colour(), bonus_colour(), "white"
+    if node in path:
+        return accepted_colour(), accepted_colour(), "white"
+    return "0.72", "white", "0.3"
+
+
+def _key(axes: Axes, place: tuple[float, float], names: Sequence[str]) -> None:
+    colours = {"anchor": "0.25", "accepted": accepted_colour()}
+    handles = [_patch(colours.get(name, bonus_colour() if name.startswith("bonus") else "white"), name) for name in names]
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=place, ncols=len(names), frameon=False, fontsize=8, borderpad=0)
+
+
+def _patch(colour: Any, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, edgecolor="0.6", linewidth=0.6, label=label)
