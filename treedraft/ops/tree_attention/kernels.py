@@ -39,7 +39,7 @@ def attend(
 
     PAGE is 0, or the rows of a page. UPCAST: multiply in float32, for the interpreter, which cannot multiply bfloat16.
     """
-    BLOCK_N: tl.constexpr = 64
+    BLOCK_N: tl.constexpr = 64  # pyright: ignore[reportAssignmentType]
     batch = (tl.program_id(2) // num_splits).to(tl.int64)
     split = tl.program_id(2) % num_splits
     kv_head = tl.program_id(1).to(tl.int64)
