@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """One thread: tests are many small products, which two threads only slow down."""
     torch.set_num_threads(1)
+    # What triton's language is made of is interpreted or compiled for good when it is first imported.
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ImportError):
+        patch.setenv("TRITON_INTERPRET", "1")
+        import triton.language  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -105,8 +105,8 @@ def test_6_7_nodes_are_their_paths_at_their_depths_in_any_order(
     tokens = torch.tensor(data.draw(st.lists(st.integers(0, 60), min_size=num_nodes, max_size=num_nodes)))
     asked: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        forward = endless.forward
-        patch.setattr(endless, "forward", lambda ids, **rest: asked.append(rest["positions"]) or forward(ids, **rest))
+        forward = endless._forward
+        patch.setattr(endless, "_forward", lambda ids, positions, *rest: asked.append(positions) or forward(ids, positions, *rest))
         endless.prefill(prompt)
         logits = endless.verify(tokens, torch.tensor(parents)).logits
     assert torch.equal(asked[1][0], len(prompt) + depths_of(torch.tensor(parents)))

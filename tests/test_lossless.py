@@ -52,6 +52,7 @@ def trained(tiny: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """Folders of briefly trained drafters, one a backbone and correction."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("trained")
+    tiny.tap(tiny.default_tap_layers)  # it is shared with tests of drafters that read others
     features = make_features(tiny, folder / "features", make_sequences(tiny, 24, new_tokens=40))
     config = TrainConfig(steps=40, sequences=8, anchors=4, learning_rate=1e-2)
     found = {}

@@ -47,11 +47,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def features(tiny: Target, tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
+    tiny.tap(tiny.default_tap_layers)  # it is shared with tests of drafters that read others
     return make_features(tiny, tmp_path_factory.mktemp("features"))
 
 
 @pytest.fixture(scope="module")
 def features64(tiny64: Target, tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
+    tiny64.tap(tiny64.default_tap_layers)
     return make_features(tiny64, tmp_path_factory.mktemp("features64"))
 
 

@@ -89,6 +89,7 @@ def make_sequences(target: Target, count: int = 12, *, new_tokens: int = 24, see
 
 
 def make_features(target: Target, folder: Path, sequences: Sequences | None = None) -> FeatureCache:
+    """Of the layers that the target taps now."""
     cache = FeatureCache(folder, target, sequences or make_sequences(target), limit_gb=1.0)
     cache.fill()
     return cache
