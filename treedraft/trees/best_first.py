@@ -73,7 +73,7 @@ class BestFirst(TreeBuilder):
         budget = self.budget + (not self.count_root)
         # Almost every node of a "pop" tree is expanded, one in `width` of a "fanout" tree.
         # For few requests a call costs its weights, for many its lanes.
-        lookahead = self.lookahead or (32 if self.admit == "pop" else 12 if len(anchor) < _MANY else 8)
+        lookahead = self.lookahead or (32 if self.admit == "pop" else 10 if len(anchor) < _MANY else 8)
         # Expansions of a heap, at most (children of probability zero stay out, so they may exceed budget / width),
         # and room for nodes scored in vain; when that is used up, one node a call is scored, and none in vain.
         inner = sum(width**level for level in range(depth))
