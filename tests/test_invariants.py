@@ -82,6 +82,7 @@ def test_4_trees_are_nested_in_their_budget(
 # -- 5, 6, 7: masks and positions ------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(parents=parent_lists)
 def test_5_a_node_sees_itself_and_its_ancestors(parents: list[int]) -> None:
     mask = ancestor_mask(torch.tensor(parents))
@@ -159,6 +160,7 @@ def test_8_18_19_output_is_plain_decoding_however_it_is_cut(
 _ENDING = tiny_module.load(dtype=torch.float64)
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.integers(0, 7), min_size=1, max_size=40), cuts=st.lists(st.integers(0, 40), max_size=4))
 def test_19_counts_do_not_depend_on_how_rounds_are_grouped(rows: list[int], cuts: list[int]) -> None:
     accepted = np.array(rows)
