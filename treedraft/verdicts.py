@@ -49,12 +49,16 @@ def load_claims(path: Path) -> list[Claim]:
 
 
 def verdict_table(path: Path, folder: Path) -> Table:
-    """A row a claim and mode, of the grids in `folder`, at temperature 0 as published. ValueError if a cell is not there."""
+    """A row a claim and mode, of the grids in `folder`, at temperature 0 as published where a grid has it.
+
+    A claim whose grid has no results is "not run". ValueError if results lack a cell.
+    """
     studies: dict[str, Study] = {}
     rows, sources = [], []
     for claim in load_claims(path):
         if claim.grid not in known_grids(folder):
-            raise ValueError(f"{path}: claim {claim.claim!r} needs grid {claim.grid!r}; in {str(folder)!r}: {', '.join(known_grids(folder))}")
+            rows.append([claim.claim, claim.post, "", "", "not run", "", f"{claim.grid}.toml"])
+            continue
         study = studies.setdefault(claim.grid, load_study(folder, claim.grid))
         temperature = min(study.temperatures)
         sources.append(study.source(temperature))
