@@ -34,7 +34,8 @@ within = 0.1
 @pytest.mark.parametrize(
     ("low", "high", "more", "same"),
     [(0.2, 0.4, "reproduced", "refuted"), (-0.4, -0.2, "refuted", "refuted"), (-0.05, 0.05, "not resolved", "reproduced"),
-     (0.05, 0.2, "reproduced", "not resolved"), (0.02, 0.08, "reproduced", "reproduced"), (-0.3, 0.3, "not resolved", "not resolved")],
+     (0.05, 0.2, "reproduced", "not resolved"), (0.02, 0.08, "reproduced", "reproduced"), (-0.3, 0.3, "not resolved", "not resolved"),
+     (-0.02, 0.03, "refuted", "reproduced")],
 )  # fmt: skip
 def test_the_interval_decides(low: float, high: float, more: str, same: str) -> None:
     interval = Interval(value=(low + high) / 2, low=low, high=high)

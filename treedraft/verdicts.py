@@ -13,7 +13,7 @@ from pydantic import ConfigDict, with_config
 
 from treedraft.config import parse, read_toml
 from treedraft.metrics import Interval
-from treedraft.report import Arm, Study, Table, compare, known_grids, load_study
+from treedraft.report import MARGIN, Arm, Study, Table, compare, known_grids, load_study
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -34,10 +34,13 @@ class Claim:
             raise ValueError(f"claim {self.claim!r}: within is {self.within}; above 0 where \"same\" is expected, and only there")
 
     def verdict(self, difference: Interval) -> str:
-        """Of the interval alone: no part of it may contradict a claim that is called reproduced, or agree with a refuted one."""
+        """Of the interval alone: no part of it may contradict a claim that is called reproduced, or agree with a refuted one.
+
+        A lead counts from MARGIN tokens on.
+        """
         low, high = difference.low, difference.high
         if self.expect == "more":
-            return "reproduced" if low > 0 else "refuted" if high < 0 else "not resolved"
+            return "reproduced" if low > 0 and difference.value >= MARGIN else "refuted" if high < MARGIN else "not resolved"
         if -self.within < low and high < self.within:
             return "reproduced"
         return "refuted" if low > self.within or high < -self.within else "not resolved"
@@ -72,7 +75,7 @@ def verdict_table(path: Path, folder: Path) -> Table:
     names = ("claim", "in the post", "mode", "here", "verdict", "resolves", "from")
     caption = (
         "tau(first) - tau(second), greedy unless the grid was decoded at temperature 1 alone, with 95 % paired-bootstrap intervals over prompts; "
-        "resolves: the gap that so many prompts show with 80 % power; " + "; ".join(dict.fromkeys(sources))
+        f"a lead counts from {MARGIN:g} tokens on; resolves: the gap that so many prompts show with 80 % power; " + "; ".join(dict.fromkeys(sources))
     )
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=3)
 
