@@ -26,6 +26,14 @@ def pytest_configure() -> None:
         import triton.language  # noqa: F401
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where runs of this session go: $TREEDRAFT_RUNS, inherited by the commands that tests start."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,6 @@ from treedraft.trainer import Trainer, TrainStep
 
 WINDOW, STATE = 6, 3e-5  # rows of LONGSPARK's window; the authors' own bound on sixteen rounds of updates in float32
 CORRECTIONS: list[dict[str, Any]] = [{"name": "none"}, {"name": "markov", "rank": 6}, {"name": "attention"}]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,14 +34,6 @@ from treedraft.trees.scorers import Lanes
 
 CONFIG = TrainConfig(steps=12, sequences=4, anchors=3, checkpoint_every=4, learning_rate=1e-2)
 ATTENTION = {"name": "attention", "inputs": "fused"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treedraft.ops.tree_attention.mask import tree_rows
-from treedraft.targets.hf import PREFILL_ROWS, Target, Verified
+from treedraft.targets.hf import Target, Verified
 from treedraft.trees.tree import TreeBatch
 
 
@@ -24,25 +24,9 @@ class Requests:
     @torch.no_grad()
     def prefill(self, row: int, *, take: Callable[[Tensor], None] | None = None) -> Verified:
         """Start row `row`: as `Target.prefill`, in the same chunks."""
-        prompt = self.prompts[row]
-        self.target.check_prompt(prompt)
-        ids = torch.tensor(list(prompt), device=self.device)
-        view = self.cache.rows(slice(row, row + 1))
-        parts: list[Tensor] = []
-        last, start = ids, 0
-        for chunk in ids.split(PREFILL_ROWS):
-            end = start + len(chunk)
-            view.write_next(slice(start, end), end)
-            positions = torch.arange(start, end, device=self.device)
-            mask = torch.arange(end, device=self.device) <= positions[:, None]
-            last, taps = self.target.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=view)
-            if take is not None:
-                take(taps[0])
-                parts.clear()
-            parts.append(taps[0])
-            start = end
-        self.lengths[row] = len(ids)
-        return Verified(logits=self.target.head(last[0, -1:]), taps=torch.cat(parts))
+        verified = self.target.prefill_cache(self.cache.rows(slice(row, row + 1)), self.prompts[row], take=take)
+        self.lengths[row] = len(self.prompts[row])
+        return verified
 
     @torch.no_grad()
     def verify(self, trees: TreeBatch) -> Verified:

@@ -218,22 +218,31 @@ class Target:
         The prompt goes through in chunks of `rows`. With `take` each chunk's taps [n, C] are handed over as they come,
         and only the last chunk's are returned: nothing as long as the prompt is kept but the cache.
         """
+        verified = self.prefill_cache(self.cache, ids, take=take, rows=rows)
+        self.length, self._pending = len(ids), 0
+        return verified
+
+    @torch.no_grad()
+    def prefill_cache(
+        self, cache: RowCache, ids: Sequence[int] | Tensor, *, take: Callable[[Tensor], None] | None = None,
+        rows: int = PREFILL_ROWS,
+    ) -> Verified:  # fmt: skip
+        """As `prefill`, into the first columns of a cache of one row."""
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
-        self.length, self._pending = 0, 0
         parts: list[Tensor] = []
-        last = tokens
+        last, start = tokens, 0
         for chunk in tokens.split(rows):
-            end = self.length + len(chunk)
-            self.cache.write_next(slice(self.length, end), end)
-            positions = torch.arange(self.length, end, device=self.device)
+            end = start + len(chunk)
+            cache.write_next(slice(start, end), end)
+            positions = torch.arange(start, end, device=self.device)
             mask = torch.arange(end, device=self.device) <= positions[:, None]
-            last, taps = self.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=self.cache)
-            self.length = end
+            last, taps = self.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=cache)
             if take is not None:
                 take(taps[0])
                 parts.clear()
             parts.append(taps[0])
+            start = end
         return Verified(logits=self.head(last[0, -1:]), taps=torch.cat(parts))
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
