@@ -54,6 +54,9 @@ def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> Tensor:
 
 def first_argmax(logits: Tensor) -> Tensor:
     """The lowest id among the largest logits, [..., V] -> [...]; torch.argmax does not promise which tie it returns."""
+    if logits.device.type == "cpu":  # numpy's does, in one pass
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return torch.as_tensor(wide.detach().numpy().argmax(-1))
     largest = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[-1], device=logits.device)
     return torch.where(logits == largest, ids, logits.shape[-1]).amin(-1).clamp_(max=logits.shape[-1] - 1)

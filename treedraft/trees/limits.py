@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -93,10 +94,15 @@ class Cost:
 
     def forwards(self, most: int) -> ndarray:
         """Seconds of drafting for, and verifying, 1 .. most nodes."""
-        curve = np.array(self.verify[:most])
-        slope = np.diff(curve[-2:]) if len(curve) > 1 else curve
-        return self.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
+        return _forwards(self, most)
 
     def rate(self, gain: ndarray, num_expanded: ndarray, num_levels: ndarray, forwards: ndarray) -> ndarray:
         """Expected tokens (`gain`) a second, elementwise over trees."""
         return gain / (forwards + self.correction * num_expanded + self.level * num_levels)
+
+
+@lru_cache(maxsize=64)
+def _forwards(cost: Cost, most: int) -> ndarray:
+    curve = np.array(cost.verify[:most])
+    slope = np.diff(curve[-2:]) if len(curve) > 1 else curve
+    return cost.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
