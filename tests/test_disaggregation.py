@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -18,6 +19,7 @@ from torch import Tensor
 from tests.tiny_drafters import CONTEXTS, LONGSPARK, make_drafter, name_of, random_prompts, randomise
 from treedraft.apart import ROWS, Apart, DeviceLink, ProcessLink, serve
 from treedraft.config import Acceptance, DecodeConfig, Sampling
+from treedraft.decode import main
 from treedraft.drafter import Drafter
 from treedraft.drafting import Ledger
 from treedraft.speculate import Generation, generate, generate_plain, report
@@ -90,7 +92,7 @@ def test_apart_is_together(tiny: Target, tiny64: Target, context: dict, config: 
 
 @every_context
 def test_a_batch_apart(tiny64: Target, context: dict) -> None:
-    """Ragged rows, rows that leave: what a batch moves is what its rows move alone, and two heads more for who stays."""
+    """Ragged rows, rows that leave: a batch moves the rows that its requests move alone, and heads of its own."""
     drafter, config = drafter_with(tiny64, context), CONFIGS[1]
     prompts = random_prompts(tiny64, 5, seed=3)
     options: dict[str, Any] = {"config": config, "max_new_tokens": 16, "sampling": Sampling(temperature=0.8)}
@@ -102,8 +104,10 @@ def test_a_batch_apart(tiny64: Target, context: dict) -> None:
     last, every = read_numbers(drafter, context)
     total = sum(item.crossed.to_drafter for answer in many for item in answer.rounds if item.crossed)
     rows = sum(8 * (last + len(item.path) * every) for answer in alone for item in answer.rounds)
-    heads = sum(2 * 8 * (2 + 2 * sum(len(answer.rounds) > turn for answer in many)) for turn in range(max(len(answer.rounds) for answer in many)))
-    assert 0 <= total - rows - heads <= 4 * 8 * 12 + 1e-6
+    live = [5, *(sum(len(answer.rounds) > turn for answer in many) for turn in range(max(len(answer.rounds) for answer in many)))]
+    heads = sum(2 * 8 * (2 + 2 * number) for number in live[1:])
+    leaving = sum(8 * (2 + 2 * before) for before, after in zip(live, live[1:], strict=False) if after < before)
+    assert total == pytest.approx(rows + heads + leaving, rel=1e-12) and leaving > 0
     trees = sum(item.crossed.to_target for answer in many for item in answer.rounds if item.crossed)
     assert trees == pytest.approx(sum(item.crossed.to_target for answer in alone for item in answer.rounds if item.crossed))
 
@@ -170,6 +174,25 @@ def test_what_is_refused(tiny64: Target) -> None:
         ProcessLink(tiny64, drafter.context, 1).open(2, capacity=4)
     with pytest.raises(ValueError, match="the drafter is on meta, its target on cpu: pass a DeviceLink"):
         generate(tiny64, drafter.to("meta"), [5], config=CONFIGS[0])
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_command_says_what_crossed(tiny: Target, tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter_with(tiny, LONGSPARK).save_pretrained(tmp_path)
+    flags = ["--target", "tiny", "--drafter", str(tmp_path), "--drafter-device", "cpu", "--max-new-tokens", "12", "--compare"]
+    flags += ["--prompts", "code", "--limit", "2", "--batch", str(batch)]
+    said = {}
+    for form in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["decode", *flags, *form])
+        assert main() == 0
+        said[bool(form)] = capsys.readouterr().out
+    records = [json.loads(line) for line in said[True].splitlines()]
+    assert said[False].count("bytes between target and drafter: ") == len(records) == 2
+    for record in records:
+        rounds = record["crossed"]["rounds"]
+        assert record["identical"] is True and record["drafter_device"] == "cpu" and len(rounds) == record["rounds"]
+        mean = sum(item["to_drafter"] for item in rounds) / len(rounds)
+        assert f"{record['crossed']['prompt']['to_drafter']:,.0f} of the prompt; a round {mean:,.0f} there" in said[False]
 
 
 # -- two processes ------------------------------------------------------------------------------------------------------

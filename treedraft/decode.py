@@ -128,12 +128,9 @@ def main() -> int:
         profile = profile_of(target, drafter, config.depth)
     else:
         profile = None
-    if arguments.drafter_device is not None:
-        from treedraft.apart import DeviceLink
+    from treedraft.apart import DeviceLink
 
-        link = DeviceLink(target, drafter)
-    else:
-        link = None
+    link = DeviceLink(target, drafter) if arguments.drafter_device is not None else None
     command = _Command(
         target=target, drafter=link or drafter, config=config, sampling=sampling, acceptance=acceptance, profile=profile,
         arguments=arguments,
@@ -299,6 +296,8 @@ class _Command:
             shape["candidates"] = config.candidates
         if self.arguments.rope_scaling is not None:
             shape["rope_scaling"] = self.arguments.rope_scaling
+        if self.arguments.drafter_device is not None:
+            shape["drafter_device"] = self.arguments.drafter_device
         sampling = {name: value for name, value in asdict(self.sampling).items() if value not in (None, ())}
         return {"target": self.target.name, "depth": config.depth, **shape, "accept": rule, "lossless": rule not in LOSSY,
                 "sampling": sampling, "temperature": config.temperature, "seed": self.arguments.seed,
