@@ -201,11 +201,11 @@ def test_d53_acceptance_does_not_decay(endless: Target) -> None:
 
 
 def test_d57_one_context_row_a_committed_token(endless: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treedraft.drafter import Prefix
+    from treedraft.drafting import Together
 
     rows: list[torch.Tensor] = []
-    append = Prefix.append
-    monkeypatch.setattr(Prefix, "append", lambda self, taps: (rows.append(taps.clone()), append(self, taps))[1])
+    append = Together.append
+    monkeypatch.setattr(Together, "append", lambda self, taps, *which: (rows.append(taps[0].clone()), append(self, taps, *which))[1])
     found = generate(endless, make_drafter(endless, correction="attention"), [5, 9, 3], config=TREE, max_new_tokens=32)
     committed = [5, 9, 3, *found.ids][: sum(map(len, rows))]
     trace = endless.trace(torch.tensor([committed])).taps[0]

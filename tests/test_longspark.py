@@ -209,6 +209,15 @@ def test_bytes_of_a_request_are_those_published(size: str, expected: int) -> Non
         assert opened(cache=lambda ends, size: []) == 1_361_920
 
 
+def test_bytes_to_a_drafter_elsewhere_are_those_published() -> None:
+    """The state once; a round the boundary state and, of at most eight rows, keys and values."""
+    context, size = published("8B").context, 5 * 4096 + 5 * 2 * 8 * 128
+    last, every = (len(range(size)[columns]) for columns in context.columns)
+    assert (2 * last, 8 * 2 * every) == (40_960, 163_840)
+    folder = context.folder(torch.device("meta"))
+    assert folder is not None and folder(1).num_bytes == 6_604_800
+
+
 def test_bytes_of_the_full_context_grow_with_the_prefix() -> None:
     config = single_arm({"method": "dspark"}, target="Qwen/Qwen3", where="a test").drafter
     with torch.device("meta"):

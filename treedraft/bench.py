@@ -260,7 +260,8 @@ def _decode_set(
     import torch
 
     from treedraft import metrics
-    from treedraft.speculate import STAGES, generate
+    from treedraft.drafting import STAGES
+    from treedraft.speculate import generate
 
     model: Any = target.model
     eos = list(target.eos_token_ids)

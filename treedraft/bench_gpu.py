@@ -619,7 +619,8 @@ def rounds(scale: Scale, report: Report) -> None:
     import torch
 
     from treedraft.config import DecodeConfig
-    from treedraft.speculate import STAGES, generate, generate_plain
+    from treedraft.drafting import STAGES
+    from treedraft.speculate import generate, generate_plain
     from treedraft.targets.graphs import GraphedVerify
 
     target = random_target(scale, layers=scale.layers)

@@ -86,6 +86,7 @@ def _path(target: Target, drafter: Drafter, depth: int) -> Path:
     identity = {
         "target": target.fingerprint(), "drafter": canonical(drafter.config), "depth": depth, "dtype": str(target.dtype),
         "hardware": hardware(), "device": str(target.device), "threads": torch.get_num_threads(), "torch": torch.__version__, "grid": [NODES, CONTEXTS, _WIDE],
+        "drafter_device": None if drafter.device == target.device else str(drafter.device),
     }  # fmt: skip
     return cache_folder() / "profiles" / f"{target.name.replace('/', '--')}-{short_hash(identity)}.json"
 
@@ -100,17 +101,17 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -
         prompt = torch.randint(target.vocab_size, (length,), generator=generator)
         start = target.prefill(prompt)
         prefix = Prefix(drafter, capacity=length + depth)
-        prefix.append(start.taps)
-        anchor = prompt[-1:].to(target.device)
-        hidden = drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)[:, 0]
+        prefix.append(start.taps.to(drafter.device))
+        anchor, end = prompt[-1:].to(drafter.device), torch.tensor([[length]], device=drafter.device)
+        hidden = drafter.hidden(prefix.memory, anchor[None], end, depth)[:, 0]
 
-        def draft(prefix: Prefix = prefix, anchor: torch.Tensor = anchor, length: int = length) -> None:
-            drafter.hidden(prefix.memory, anchor[None], torch.tensor([[length]], device=target.device), depth)
+        def draft(prefix: Prefix = prefix, anchor: torch.Tensor = anchor, end: torch.Tensor = end) -> None:
+            drafter.hidden(prefix.memory, anchor[None], end, depth)
 
         def seconds_to_build(width: int, levels: int, hidden: torch.Tensor = hidden, anchor: torch.Tensor = anchor) -> float:
             """Of a tree with `width` nodes at every depth, whose levels are a call of the scorer each."""
             builder = BestFirst(budget=1 + width * levels, width=width, depth=levels, admit="pop", frontier=width)
-            return _seconds(lambda: builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0), repeats, target.device)
+            return _seconds(lambda: builder.build(anchor, drafter.scorer(hidden, anchor)).tree(0), repeats, drafter.device)
 
         once, narrow, wide = (seconds_to_build(*size) for size in ((1, 1), (1, depth), (_WIDE, depth)))
         correction = max(0.0, wide - narrow) / max(1, (_WIDE - 1) * (depth - 1))
@@ -118,7 +119,7 @@ def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -
         corrections.append(correction)
         levels.append(level)
         # What every tree costs belongs to the draft.
-        drafts.append(_seconds(draft, repeats, target.device) + max(0.0, once - level - correction))
+        drafts.append(_seconds(draft, repeats, drafter.device) + max(0.0, once - level - correction))
         verify.append(tuple(_seconds(_verification(target, nodes), repeats, target.device) for nodes in NODES))
     return Profile(
         contexts=tuple(contexts),

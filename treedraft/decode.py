@@ -14,6 +14,7 @@ from treedraft.config import LOSSY, MOST_NODES, Acceptance, DecodeConfig, Rule, 
 if TYPE_CHECKING:
     from tyro.conf import Positional
 
+    from treedraft.apart import Link
     from treedraft.costs import Profile
     from treedraft.drafter import Drafter
     from treedraft.speculate import Generation
@@ -92,6 +93,9 @@ class Arguments:
     verbose: bool = False
     """Say on standard error which attention was chosen, and why."""
     device: str | None = None
+    """Where the target runs (default: CUDA where there is some)."""
+    drafter_device: str | None = None
+    """Where the drafter runs apart from its target; counts the bytes that cross (the target's own device will do)."""
     dtype: str | None = None
     """float32, bfloat16, ... (default: bfloat16 on CUDA, float32 elsewhere)."""
 
@@ -113,6 +117,8 @@ def main() -> int:
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise ValueError("empty prompt: there is nothing to answer")
     conversations = _conversations(arguments)
+    if arguments.drafter_device is not None and acceptance.rule != "sampler_match":
+        raise ValueError(f"--drafter-device goes with sampler_match alone: the laws that {acceptance.rule} weighs would have to cross")
     target, drafter = _load(arguments)
     if arguments.depth is None:
         config = _decode_config(arguments, depth=drafter.depth)
@@ -122,8 +128,11 @@ def main() -> int:
         profile = profile_of(target, drafter, config.depth)
     else:
         profile = None
+    from treedraft.apart import DeviceLink
+
+    link = DeviceLink(target, drafter) if arguments.drafter_device is not None else None
     command = _Command(
-        target=target, drafter=drafter, config=config, sampling=sampling, acceptance=acceptance, profile=profile,
+        target=target, drafter=link or drafter, config=config, sampling=sampling, acceptance=acceptance, profile=profile,
         arguments=arguments,
     )  # fmt: skip
     if arguments.batch > 1:
@@ -193,16 +202,17 @@ def _dialogue() -> Iterator[tuple[list[str], Any]]:
 
 def _load(arguments: Arguments) -> tuple[Target, Drafter]:
     from treedraft.drafter import load_drafter
-    from treedraft.targets import load_target, parse_dtype
+    from treedraft.targets import load_target, parse_device, parse_dtype
 
+    drafter_device = parse_device(arguments.drafter_device)
     target = load_target(
-        arguments.target, device=arguments.device, dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling
+        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling
     )
     if arguments.attention != "auto":
         target.use_attention(arguments.attention)
     if arguments.verbose:
         print(f"attention: {target.attention.reason}", file=sys.stderr)
-    return target, load_drafter(arguments.drafter, target=target)
+    return target, load_drafter(arguments.drafter, target=target, device=drafter_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +220,7 @@ class _Command:
     """What every answer of one call shares."""
 
     target: Target
-    drafter: Drafter
+    drafter: Drafter | Link
     config: DecodeConfig
     sampling: Sampling
     acceptance: Acceptance
@@ -286,6 +296,8 @@ class _Command:
             shape["candidates"] = config.candidates
         if self.arguments.rope_scaling is not None:
             shape["rope_scaling"] = self.arguments.rope_scaling
+        if self.arguments.drafter_device is not None:
+            shape["drafter_device"] = self.arguments.drafter_device
         sampling = {name: value for name, value in asdict(self.sampling).items() if value not in (None, ())}
         return {"target": self.target.name, "depth": config.depth, **shape, "accept": rule, "lossless": rule not in LOSSY,
                 "sampling": sampling, "temperature": config.temperature, "seed": self.arguments.seed,
@@ -343,6 +355,7 @@ def _words(record: dict[str, Any], rule: Rule) -> str:
         f"tau {record['tau'] or float('nan'):.2f}   {record['tokens_per_second']:.1f} tokens/s   "
         f"{record['tokens']} tokens in {record['rounds']} rounds   ended by {record['finish_reason']}{recall}",
         f"stages: {stages}",
+        *_crossing(record),
         f"acceptance by depth, of the rounds that got there: {by_depth or 'none'}",
     ]
     if "identical" in record:
@@ -360,6 +373,14 @@ def _words(record: dict[str, Any], rule: Rule) -> str:
             same += f"   speed-up {record['speedup']:.2f} x over {plain}"
         lines.append(same)
     return "\n".join(lines)
+
+
+def _crossing(record: dict[str, Any]) -> list[str]:
+    if "crossed" not in record:
+        return []
+    prompt, rounds = record["crossed"]["prompt"], record["crossed"]["rounds"]
+    out, back = (sum(item[way] for item in rounds) / max(1, len(rounds)) for way in ("to_drafter", "to_target"))
+    return [f"bytes between target and drafter: {prompt['to_drafter']:,.0f} of the prompt; a round {out:,.0f} there, {back:,.0f} back"]
 
 
 def _drawing(target: Target, best: Any) -> str:

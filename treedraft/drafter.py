@@ -117,19 +117,25 @@ class Drafter(nn.Module):
         return self
 
     def borrow(self, target: Target, head_weight: Tensor) -> None:
-        dtype = next(self.parameters()).dtype
-        embedding = target.embedding.to(dtype)
-        head_weight = head_weight.to(dtype)
+        """What it needs of the target while it drafts; copies, where the drafter is on another device."""
+        device, dtype = self.device, next(self.parameters()).dtype
+        embedding = target.embedding.to(device, dtype)
+        head_weight = head_weight.to(device, dtype)
+        norm, rotary = target.norm_and_rotary(device)
         self.mask_token_id = target.mask_token_id
-        pack = target.packed and dtype == target.dtype
+        pack = target.packed and (device, dtype) == (target.device, target.dtype)
         whole = pack and len(self.d2t) == target.vocab_size
         self.borrowed = Borrowed(
             embed=lambda ids: nn.functional.embedding(ids, embedding),
-            norm=target.final_norm,
+            norm=norm,
             head=target.head if whole else packed_head(head_weight) if pack else lambda hidden: nn.functional.linear(hidden, head_weight),
             head_rows=lambda columns: nn.functional.embedding(columns, head_weight),
-            rotary=target.rotary,
+            rotary=rotary,
         )
+
+    @property
+    def device(self) -> torch.device:
+        return self.d2t.device
 
     @property
     def depth(self) -> int:
@@ -222,8 +228,13 @@ class Drafter(nn.Module):
         files.write_json(folder / "config.json", record)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, target: Target | None = None) -> Drafter:
-        """Load a drafter folder, in float32, attached to `target` if given. ValueError names what is missing or bad."""
+    def from_pretrained(
+        cls, folder: str | Path, *, target: Target | None = None, device: torch.device | None = None
+    ) -> Drafter:
+        """Load a drafter folder, in float32, attached to `target` if given, on its device or another one.
+
+        ValueError names what is missing or bad.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -257,7 +268,7 @@ class Drafter(nn.Module):
         except RuntimeError as error:
             raise ValueError(f"{folder / 'model.safetensors'}: {error}") from error
         drafter.eval().requires_grad_(False)
-        return drafter.to(target.device).attach(target) if target is not None else drafter
+        return drafter.to(device or target.device).attach(target) if target is not None else drafter
 
 
 class Prefix:
@@ -291,18 +302,19 @@ def shipped_drafters(target_name: str) -> list[str]:
     return sorted(names, key=lambda name: name != DEFAULT_DRAFTER)
 
 
-def load_drafter(name: str | None, *, target: Target) -> Drafter:
+def load_drafter(name: str | None, *, target: Target, device: torch.device | None = None) -> Drafter:
     """The drafter in folder `name`, the one shipped for this target under that name, or (None) the target's default.
 
-    It is for decoding: on a CPU its layers are packed, and must not be trained on.
+    It is for decoding: on a CPU its layers are packed, and must not be trained on. On another `device` than the
+    target's it decodes through a link (`treedraft.apart`).
     """
-    drafter = _load(name, target)
-    if target.packed:
+    drafter = _load(name, target, device)
+    if target.packed and drafter.device == target.device:
         pack_linears(drafter, DRAFTER)
     return drafter
 
 
-def _load(name: str | None, target: Target) -> Drafter:
+def _load(name: str | None, target: Target, device: torch.device | None) -> Drafter:
     from treedraft.run import assets_folder
 
     shipped = shipped_drafters(target.name)
@@ -313,10 +325,10 @@ def _load(name: str | None, target: Target) -> Drafter:
         )
     chosen = name or shipped[0]
     if chosen in shipped:
-        return Drafter.from_pretrained(assets_folder() / "drafters" / target.name / chosen, target=target)
+        return Drafter.from_pretrained(assets_folder() / "drafters" / target.name / chosen, target=target, device=device)
     if not Path(chosen).is_dir():
         raise ValueError(registry.unknown("drafter", chosen, shipped) + ", or a drafter folder")
-    return Drafter.from_pretrained(chosen, target=target)
+    return Drafter.from_pretrained(chosen, target=target, device=device)
 
 
 def _options(seam: str, component: configs.Component) -> tuple[Any, Any]:

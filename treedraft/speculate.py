@@ -6,22 +6,21 @@ the output is the target's own, token for token: greedy, or sampled with noise k
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treedraft.apart import Link, begin
 from treedraft.config import Acceptance, DecodeConfig, Sampling
 from treedraft.costs import Profile
-from treedraft.drafter import Drafter, Prefix
-from treedraft.evaluate import builder_for
+from treedraft.drafter import Drafter
+from treedraft.drafting import Crossed, Drafting, Ledger, Together
 from treedraft.metrics import Rounds, tau
 from treedraft.targets.generate import plain
 from treedraft.targets.hf import Target
@@ -29,47 +28,30 @@ from treedraft.targets.sampling import Sampler
 from treedraft.trees import rules
 from treedraft.trees.accept import accept
 from treedraft.trees.drawn import DrawnTree, draw_tree
-from treedraft.trees.scorers import CandidateScorer, Scorer
 from treedraft.trees.tree import DraftTree
-
-STAGES = ("prefill", "draft", "build", "verify", "commit")
-
-
-class Ledger:
-    """Seconds spent by stage; waits for the device before each reading of the clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = self._now()
-        yield
-        self.seconds[name] += self._now() - begin
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted.
 
-    With restricted scoring, for every slot on the path whether the target's token was among the candidates there.
+    With restricted scoring, for every slot on the path whether the target's token was among the candidates there. With
+    a drafter on another device, the bytes that crossed.
     """
 
     tree: DraftTree
     path: list[int]
     emitted: int
     among_candidates: list[bool] | None = None
+    crossed: Crossed | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """What was emitted: ids (with the completing token of a stop), text (cut before a stop string) and how it went."""
+    """What was emitted: ids (with the completing token of a stop), text (cut before a stop string) and how it went.
+
+    `crossed` are the bytes of the prompt's share, where the drafter is on another device.
+    """
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -77,6 +59,7 @@ class Generation:
     finished: bool = False
     rounds: list[Round] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    crossed: Crossed | None = None
 
     def counts(self, *, prompt: str = "", domain: str = "", seed: int = 0) -> Rounds:
         return Rounds(
@@ -137,7 +120,7 @@ class Stopper:
 @torch.no_grad()
 def generate(
     target: Target,
-    drafter: Drafter,
+    drafter: Drafter | Link,
     prompt: Sequence[int],
     *,
     config: DecodeConfig,
@@ -152,10 +135,13 @@ def generate(
     """Decode one prompt speculatively. `on_tokens` is called whenever text was added.
 
     `sampling` says more than the config's temperature, in whose place it stands. With a `profile` a tree ends where
-    another node would cost more time than it saves (the config then admits by pop). ValueError if the prompt is empty or
-    does not fit the target's context window; FloatingPointError with round and position if the target's logits are
-    not finite.
+    another node would cost more time than it saves (the config then admits by pop). A drafter on another device is
+    reached through a `Link`. ValueError if the prompt is empty or does not fit the target's context window, and for a
+    drawn tree through a link; FloatingPointError with round and position if the target's logits are not finite.
     """
+    acceptance = acceptance or Acceptance()
+    if isinstance(drafter, Link) and acceptance.rule != "sampler_match":
+        raise ValueError(f"a drafter on another device goes with sampler_match alone, not with {acceptance.rule}")
     sampling = sampling or Sampling(temperature=config.temperature)
     sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
     stopper = Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
@@ -163,10 +149,12 @@ def generate(
     result = Generation(seconds=ledger.seconds)
     with ledger.stage("prefill"):
         capacity = min(len(prompt) + max_new_tokens, target.max_length)
-        prefix = Prefix(drafter, capacity=capacity, cache=target.cache)
-        start = target.prefill(prompt, take=prefix.append)
+        drafting = begin(drafter, 1, target.cache, capacity=capacity, config=config, profile=profile, ledger=ledger)
+        start = target.prefill(prompt, take=lambda taps: drafting.append(taps[None], [len(taps)], [0]))
+        drafting.settle()
         stopper.take([sampler.draw(start.logits[-1], [])])
-    step = _Step(target, drafter, prefix, config, acceptance or Acceptance(), profile, sampler, stopper, ledger)
+    result.crossed = drafting.crossed()
+    step = _Step(target, drafting, config, acceptance, sampler, stopper, ledger)
     while stopper.reason is None and target.length + 1 < target.max_length:
         result.ids = stopper.ids
         if on_tokens:
@@ -184,11 +172,9 @@ class _Step:
     """All that a round needs. The anchor is the last id of `stopper.ids`, which the cache does not hold yet."""
 
     target: Target
-    drafter: Drafter
-    prefix: Prefix
+    drafting: Drafting
     config: DecodeConfig
     acceptance: Acceptance
-    profile: Profile | None
     sampler: Sampler
     stopper: Stopper
     ledger: Ledger
@@ -198,21 +184,13 @@ class _Step:
         """Draft, build, verify, accept, commit."""
         target, ledger, length, emitted = self.target, self.ledger, self.target.length, list(self.stopper.ids)
         self.num_rounds += 1
-        anchor = torch.tensor(emitted[-1:], device=target.device)
         # The deepest node sits at length + depth, which has to be inside the window.
         depth = min(self.config.depth, target.max_length - 1 - length)
         with ledger.stage("draft"):
-            position = torch.tensor([[length]], device=target.device)
-            hidden = self.drafter.hidden(self.prefix.memory, anchor[None], position, depth)[:, 0]
-            candidates = self.config.candidates
-            scorer = self.drafter.scorer(hidden, anchor, self.config.scorer, candidates=candidates)
-        with ledger.stage("build"):
-            drawn = None
             if self.acceptance.rule == "sampler_match":
-                cost = self.profile.at(length) if self.profile is not None else None
-                tree = builder_for(self.config, depth=depth, cost=cost).build(anchor, scorer).tree(0)
+                drawn, tree = None, self.drafting.draft(emitted[-1:], [length], depth).tree(0)
             else:
-                drawn = self._draw(anchor, scorer, depth, length)
+                drawn = self._draw(emitted[-1], depth, length)
                 tree = drawn.tree
         with ledger.stage("verify"):
             verified = target.verify(tree.tokens, tree.parents)
@@ -235,29 +213,29 @@ class _Step:
         with ledger.stage("commit"):
             rows = torch.tensor(path, device=target.device)
             target.commit(rows)
-            self.prefix.append(verified.taps[rows])
+            self.drafting.append(verified.taps[rows][None], [len(path)], [0])
             # The bonus token of a path that fills the window has no position left.
             room = target.max_length - 1 - length
             chosen = [*(tokens[node] for node in path[1:]), bonus]
             count = self.stopper.take(chosen[:room])
-        found = None
-        if isinstance(scorer, CandidateScorer):
-            among = scorer.tokens()[0, : len(chosen)] == torch.tensor(chosen, device=target.device)[:depth, None]
-            found = among.any(1).tolist()
-        return Round(tree=tree, path=path, emitted=count, among_candidates=found)
+        found = self.drafting.among(chosen) if isinstance(self.drafting, Together) else None
+        return Round(tree=tree, path=path, emitted=count, among_candidates=found, crossed=self.drafting.crossed())
 
-    def _draw(self, anchor: Tensor, scorer: Scorer, depth: int, length: int) -> DrawnTree:
-        return draw_tree(
-            int(anchor),
-            scorer,
-            widths=self.acceptance.levels(depth),
-            replacement=self.acceptance.rule != "sequoia",
-            temperature=self.sampler.temperature,
-            vocab_size=self.target.vocab_size,
-            seed=self.sampler.seed,
-            position=length,
-            device=anchor.device,
-        )
+    def _draw(self, anchor: int, depth: int, length: int) -> DrawnTree:
+        assert isinstance(self.drafting, Together), "drawn trees do not cross"
+        scorer = self.drafting.score([anchor], [length], depth)
+        with self.ledger.stage("build"):
+            return draw_tree(
+                anchor,
+                scorer,
+                widths=self.acceptance.levels(depth),
+                replacement=self.acceptance.rule != "sequoia",
+                temperature=self.sampler.temperature,
+                vocab_size=self.target.vocab_size,
+                seed=self.sampler.seed,
+                position=length,
+                device=self.target.device,
+            )
 
     def _weigh(self, drawn: DrawnTree, law: Callable[[int], Tensor], length: int) -> tuple[list[int], int]:
         dice = rules.KeyedDice(self.sampler.seed, length)
@@ -310,6 +288,9 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
         "survival": [float((accepted >= d).mean()) for d in range(1, int(accepted.max(initial=0)) + 1)],
         "text": speculative.text,
     }
+    rounds = [item.crossed for item in speculative.rounds if item.crossed is not None]
+    if speculative.crossed is not None:
+        record["crossed"] = {"prompt": asdict(speculative.crossed), "rounds": [asdict(item) for item in rounds]}
     looked_for = [found for item in speculative.rounds for found in item.among_candidates or ()]
     if looked_for:
         record["candidate_recall"] = sum(looked_for) / len(looked_for)

@@ -12,11 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from treedraft.apart import Link, begin
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.costs import Profile
 from treedraft.drafter import Drafter
-from treedraft.evaluate import builder_for
-from treedraft.speculate import Generation, Ledger, Round, Stopper
+from treedraft.drafting import Crossed, Ledger
+from treedraft.speculate import Generation, Round, Stopper
 from treedraft.targets.batch import Requests
 from treedraft.targets.hf import Target
 from treedraft.targets.sampling import Sampler
@@ -26,7 +27,7 @@ from treedraft.trees.accept import accept
 @torch.no_grad()
 def generate_many(
     target: Target,
-    drafter: Drafter,
+    drafter: Drafter | Link,
     prompts: Sequence[Sequence[int]],
     *,
     config: DecodeConfig,
@@ -40,7 +41,8 @@ def generate_many(
 ) -> list[Generation]:
     """Answers of all prompts, `batch_size` at a time; `on_done(index, answer)` is called as they end.
 
-    `seeds` are one a prompt (all 0). The seconds of an answer are its rows' share of the batch. ValueError as `generate`.
+    `seeds` are one a prompt (all 0). The seconds of an answer are its rows' share of the batch, and so are the bytes that
+    crossed to a drafter on another device. ValueError as `generate`.
     """
     if batch_size < 1:
         raise ValueError(f"batch size is {batch_size}; at least 1")
@@ -88,23 +90,29 @@ class _Group:
     """Requests that go through rounds together; rows that end leave."""
 
     def __init__(
-        self, target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], rows: list[_Row],
+        self, target: Target, drafter: Drafter | Link, prompts: Sequence[Sequence[int]], rows: list[_Row],
         config: DecodeConfig, profile: Profile | None, max_new_tokens: int, done: Callable[[int, Generation], None],
     ) -> None:  # fmt: skip
-        self.target, self.drafter, self.rows = target, drafter, rows
-        self.config, self.profile, self.done = config, profile, done
+        self.target, self.rows, self.config, self.done = target, rows, config, done
         self.ledger = Ledger(target.device)
         self.charged = dict.fromkeys(self.ledger.seconds, 0.0)
         self.longest = min(max(map(len, prompts)) + max_new_tokens, target.max_length)
         self.num_rounds = 0
         self.requests = Requests(target, prompts, capacity=self.longest + config.budget)
-        self.state = drafter.open(len(rows), capacity=self.longest + config.depth + 1, cache=self.requests.cache)
+        self.drafting = begin(
+            drafter, len(rows), self.requests.cache, capacity=self.longest + config.depth + 1,
+            config=config, profile=profile, ledger=self.ledger,
+        )  # fmt: skip
 
     def run(self) -> None:
         with self.ledger.stage("prefill"):
             for place, row in enumerate(self.rows):
                 start = self.requests.prefill(place, take=partial(self._append, place))
                 row.stopper.take([row.sampler.draw(start.logits[-1], [])])
+            self.drafting.settle()
+        share = self._share()
+        for row in self.rows:
+            row.answer.crossed = share
         self._charge()
         self._leave()
         while self.rows:
@@ -114,17 +122,11 @@ class _Group:
 
     def _round(self) -> None:
         self.num_rounds += 1
-        device, lengths = self.target.device, self.requests.lengths.clone()
-        anchors = torch.tensor([row.stopper.ids[-1] for row in self.rows], device=device)
-        longest = int(lengths.max())
+        device, lengths = self.target.device, self.requests.lengths.tolist()
         # The deepest node of the longest row has to be inside the window.
-        depth = min(self.config.depth, self.target.max_length - 1 - longest)
+        depth = min(self.config.depth, self.target.max_length - 1 - max(lengths))
         with self.ledger.stage("draft"):
-            hidden = self.drafter.hidden(self.state.memory, anchors[:, None], lengths[:, None], depth)[:, 0]
-            scorer = self.drafter.scorer(hidden, anchors, self.config.scorer, candidates=self.config.candidates)
-        with self.ledger.stage("build"):
-            cost = self.profile.at(longest, len(self.rows)) if self.profile is not None else None
-            trees = builder_for(self.config, depth=depth, cost=cost).build(anchors, scorer)
+            trees = self.drafting.draft([row.stopper.ids[-1] for row in self.rows], lengths, depth)
         with self.ledger.stage("verify"):
             verified = self.requests.verify(trees)
             paths, bonuses = [], []
@@ -152,15 +154,21 @@ class _Group:
             padded = torch.tensor([path + [0] * (max(counts) - len(path)) for path in paths], device=device)
             self.requests.commit(padded, torch.tensor(counts, device=device))
             taps = verified.taps.gather(1, padded[:, :, None].expand(-1, -1, verified.taps.shape[2]))
-            self.state.append(taps, counts, range(len(counts)))
+            self.drafting.append(taps, counts, range(len(counts)))
+        share = self._share()
         for place, (row, path, bonus) in enumerate(zip(self.rows, paths, bonuses, strict=True)):
             tree = trees.tree(place)
-            room = self.target.max_length - 1 - int(lengths[place])
+            room = self.target.max_length - 1 - lengths[place]
             count = row.stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
-            row.answer.rounds.append(Round(tree=tree, path=path, emitted=count))
+            row.answer.rounds.append(Round(tree=tree, path=path, emitted=count, crossed=share))
 
     def _append(self, place: int, taps: Tensor) -> None:
-        self.state.append(taps[None], [len(taps)], [place])
+        self.drafting.append(taps[None], [len(taps)], [place])
+
+    def _share(self) -> Crossed | None:
+        """A row's part of the bytes that crossed since the last call."""
+        crossed, rows = self.drafting.crossed(), len(self.rows)
+        return crossed and Crossed(to_drafter=crossed.to_drafter / rows, to_target=crossed.to_target / rows)
 
     def _charge(self) -> None:
         """Give every live row its share of the time since the last call."""
@@ -186,4 +194,4 @@ class _Group:
             kept = torch.tensor(going, device=self.target.device).nonzero().squeeze(1)
             self.rows = [row for row, goes_on in zip(self.rows, going, strict=True) if goes_on]
             self.requests.keep(kept)
-            self.state.keep(kept)
+            self.drafting.keep(kept)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from treedraft.ops.layers import Shape
@@ -55,6 +56,12 @@ class State(ABC):
     def keep(self, requests: Tensor) -> None:
         """Go on with these requests alone, in this order."""
 
+    def load(self, stores: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        """Become what another state of this kind and size is, made elsewhere."""
+        for own, new in zip(self.stores, stores, strict=True):
+            own.copy_(new)
+        self.lengths = list(lengths)
+
     @property
     def num_bytes(self) -> int:
         return sum(store.nbytes for store in self.stores)
@@ -77,6 +84,18 @@ class Context(nn.Module, ABC):
 
         With `cache` rows of the target's cache are read there, without it a state keeps its own copy.
         """
+
+    @property
+    def columns(self) -> tuple[slice, slice]:
+        """Which columns of taps [..., C] a state reads: those of the last row it is given alone, and those of every row."""
+        return slice(0), slice(None)
+
+    def folder(self, device: torch.device) -> Callable[[int], State] | None:
+        """Opens states of so many requests on the target's device, to take in prompts there and be sent whole.
+
+        None where a state grows with its prefix: then there is nothing to gain from it.
+        """
+        return None
 
     def inputs(self, embedded: Tensor, seen: Seen) -> Tensor:
         """What the first draft layer reads, [S, A, B, H], from the slots' embedded tokens."""

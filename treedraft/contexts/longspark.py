@@ -11,7 +11,7 @@ An empty prefix shows nothing: no row, no summary, a boundary of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -109,7 +109,17 @@ class Component(Context):
     def open(
         self, num_requests: int, layers: Layers, rotary: Rotary, *, capacity: int, cache: ReadCache | None
     ) -> FixedState:
-        return FixedState(self, num_requests, cache)
+        return FixedState(self, num_requests, self.queries, self.slot_table.weight.device, cache)
+
+    @property
+    def columns(self) -> tuple[slice, slice]:
+        hidden = self.shape.num_taps * self.shape.hidden_size
+        return slice(hidden if self.config.boundary else 0), slice(hidden, None)
+
+    def folder(self, device: torch.device) -> Callable[[int], FixedState]:
+        """What it takes beside the target are the queries alone, copied once."""
+        queries = None if self.queries is None else self.queries.detach().to(device)
+        return lambda num_requests: FixedState(self, num_requests, queries, device, None)
 
     def inputs(self, embedded: Tensor, seen: Seen) -> Tensor:
         """RMSNorm(U2 silu(U1 [e_s + slot_s; c])), c the boundary state, the same for all slots of a block."""
@@ -181,10 +191,12 @@ class FixedState(State):
     Position p lies in the ring at p mod W.
     """
 
-    def __init__(self, context: Component, num_requests: int, cache: ReadCache | None) -> None:
+    def __init__(
+        self, context: Component, num_requests: int, queries: Tensor | None, device: torch.device, cache: ReadCache | None
+    ) -> None:
         config, shape = context.config, context.shape
-        self.context, self.cache, self.lengths = context, cache, [0] * num_requests
-        like = context.slot_table.weight
+        self.context, self.queries, self.cache, self.lengths = context, queries, cache, [0] * num_requests
+        like = torch.empty(0, dtype=context.dtype, device=device)
         wide = torch.promote_types(like.dtype, torch.float32)
         self.boundary = like.new_zeros((num_requests, shape.num_taps * shape.hidden_size if config.boundary else 0))
         pairs = (num_requests, context.num_layers, shape.num_heads, config.summary)
@@ -204,9 +216,9 @@ class FixedState(State):
         if self.context.config.boundary:
             last = hidden[torch.arange(len(hidden), device=taps.device), number - 1]
             self.boundary[which] = last.to(self.boundary.dtype)
-        if self.context.queries is not None:
+        if self.queries is not None:
             inside = step < number[:, None]
-            added = attend(self.context.queries, cached[..., 0, :, :], cached[..., 1, :, :], inside)
+            added = attend(self.queries, cached[..., 0, :, :], cached[..., 1, :, :], inside)
             merged = merge(self.pairs[which], added)
             self.pairs.log_total[which], self.pairs.mean[which] = merged.log_total, merged.mean
         if self.ring.shape[1]:

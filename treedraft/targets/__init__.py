@@ -28,6 +28,19 @@ def parse_dtype(name: str | None) -> torch.dtype | None:
     return dtypes[name] if name is not None else None
 
 
+def parse_device(name: str | None) -> torch.device | None:
+    """The device of that name; ValueError with the choices if it is not one that this machine computes on."""
+    import torch
+
+    try:
+        if name is not None:
+            torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError):  # the latter where torch was built without it
+        known = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        raise ValueError(registry.unknown("device", name or "", known)) from None
+    return torch.device(name) if name is not None else None
+
+
 def load_target(
     name: str,
     *,

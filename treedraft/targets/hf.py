@@ -8,11 +8,13 @@ logits and tapped features.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from treedraft.config import ntk_factor
-from treedraft.ops.memory import Taps
+from treedraft.ops.memory import Rotary, Taps
 from treedraft.ops.packed import TARGET, can_pack, pack_linears, packed_head
 from treedraft.ops.tree_attention import hf as tree_glue
 from treedraft.ops.tree_attention.dispatch import Choice, choose, full_mask
@@ -152,11 +154,7 @@ class Target:
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., head_dim] of the target's rotary angles, scaled or not, at absolute positions [...]."""
-        embedding: Any = self.model.model.rotary_emb  # pyright: ignore
-        # At least float32: angles rounded to bfloat16 drift apart at long positions.
-        like = self.embedding.new_empty(1, dtype=torch.promote_types(self.dtype, torch.float32))
-        cosine, sine = embedding(like, positions.reshape(1, -1))
-        return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
+        return _rotary(self.model.model.rotary_emb, self.dtype, positions)  # pyright: ignore
 
     @torch.no_grad()
     def scale_rotary(self, scaling: str) -> None:
@@ -179,8 +177,15 @@ class Target:
     def final_norm(self, hidden: Tensor) -> Tensor:
         """What stands between the last layer and the head: the target's own RMSNorm, in the type of its input."""
         norm: Any = self.model.model.norm  # pyright: ignore
-        weight = norm.weight.to(hidden.dtype)
-        return nn.functional.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+        return _final_norm(norm.weight, self.config.rms_norm_eps, hidden)
+
+    def norm_and_rotary(self, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Rotary]:
+        """`final_norm` and `rotary` for tensors on `device`: these, or on another device than this one's copies of them."""
+        if device == self.device:
+            return self.final_norm, self.rotary
+        model: Any = self.model.model
+        norm = partial(_final_norm, model.norm.weight.to(device), self.config.rms_norm_eps)
+        return norm, partial(_rotary, copy.deepcopy(model.rotary_emb).to(device), self.dtype)
 
     def tap(self, layers: Sequence[int], *, cached: Sequence[int] = ()) -> None:
         """Record the outputs of these 0-based layers from now on, and the keys and values of the `cached` ones.
@@ -413,6 +418,18 @@ class Target:
             yield
         finally:
             self.cache, self.length, self._pending, self.graphs = saved
+
+
+def _rotary(embedding: Any, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor]:
+    # At least float32: angles rounded to bfloat16 drift apart at long positions.
+    like = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), device=positions.device)
+    cosine, sine = embedding(like, positions.reshape(1, -1))
+    return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
+
+
+def _final_norm(weight: Tensor, eps: float, hidden: Tensor) -> Tensor:
+    weight = weight.to(hidden.dtype)
+    return nn.functional.rms_norm(hidden, weight.shape, weight, eps)
 
 
 def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:
