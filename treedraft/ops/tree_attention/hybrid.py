@@ -14,9 +14,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from treedraft.ops.tree_attention.mask import TreeRows
+from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 
 _STACK_FROM = 2**16  # values of a key head; fewer stay in a core's cache: reading them once a head beats stacking rows
+_ROWS = 32
+_ONE_PASS = 2**14
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -25,18 +27,50 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, *, scale: float, nee
 
     Reads the columns below prefix + N of each request alone.
     """
-    if rows.size == 1 and rows.common is not None and rows.num_nodes is None and rows.blind is None:
-        # A single node sees all there is: no mask, no parts.
-        out, lse = _prefix(q, k, v, (rows.common + 1,) * len(q), rows.common + 1, scale)
+    if rows.common is None:
+        # Prefixes of different lengths: each request reads what is there and nothing else, stale rows least of all.
+        parts = [_attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], one, scale, need_lse) for b, one in enumerate(rows.requests)]
+        out, lse = torch.cat([out.transpose(1, 2) for out, _ in parts]), torch.cat([lse for _, lse in parts])
     else:
-        out, lse = _tree(q, k, v, rows, scale)
-        if any(rows.lengths):
-            before, before_lse = _prefix(q, k, v, rows.lengths, rows.common, scale)
-            if need_lse:
-                out, lse = merge((before, before_lse), (out, lse))
-            else:
-                out = _mix(before, out, (lse - before_lse).sigmoid_())
-    return out.transpose(1, 2).contiguous().transpose(1, 2), lse if need_lse else None
+        out, lse = _attend(q, k, v, rows, scale, need_lse)
+        out = out.transpose(1, 2).contiguous()
+    return out.transpose(1, 2), lse if need_lse else None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_lse: bool) -> Part:
+    """The same behind prefixes of one length."""
+    assert rows.common is not None
+    if rows.size == 1 and rows.num_nodes is None and rows.blind is None:
+        # A single node sees all there is: no mask, no parts.
+        return plain(q, k.narrow(2, 0, rows.common + 1), v.narrow(2, 0, rows.common + 1), scale)
+    first, size = deal(rows.common, rows.size, device=q.device.type, padded=rows.num_nodes is not None)
+    blocks = rows.blocks(rows.common - first, size, q.dtype)
+    if first == 0 and len(blocks) == 1:
+        return _block(q, k, v, rows, blocks[0], first, scale)
+    if first:
+        out, lse = plain(q, k.narrow(2, 0, first), v.narrow(2, 0, first), scale)
+    else:
+        out, lse = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2), q.new_empty(q.shape[:3], dtype=_accurate(q))
+    for block in blocks:
+        own, own_lse = out[:, :, block.rows], lse[:, :, block.rows]
+        tree, tree_lse = part = _block(q[:, :, block.rows], k, v, rows, block, first, scale)
+        if first == 0 or need_lse:
+            tree, tree_lse = merge((own, own_lse), part) if first else part
+            own.copy_(tree)
+            own_lse.copy_(tree_lse)
+        else:
+            _mix_(own, tree, tree_lse.sub_(own_lse).sigmoid_())
+    return out, lse
+
+
+def deal(prefix: int, num_nodes: int, *, device: str, padded: bool) -> tuple[int, int]:
+    """How many columns of the prefix are served without a mask, and to how many rows at a time the other columns.
+    """
+    if device != "cpu" or padded:
+        return prefix, num_nodes
+    if num_nodes * (prefix + num_nodes) <= _ONE_PASS:
+        return 0, num_nodes
+    return prefix - prefix % ALIGNED, _ROWS
 
 
 def merge(one: Part, other: Part) -> Part:
@@ -44,50 +78,39 @@ def merge(one: Part, other: Part) -> Part:
     share = torch.sigmoid(other[1] - one[1])
     # Two empty parts: -inf - -inf. Nothing was seen, so both outputs are 0 and any share will do.
     share = torch.where(torch.isneginf(other[1]), 0.0, share)
-    return _mix(one[0], other[0], share), torch.logaddexp(one[1], other[1])
+    return _mix_(one[0].clone(), other[0], share), torch.logaddexp(one[1], other[1])
 
 
-def _mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """one + share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
+def _mix_(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """one += share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
     wide = share.dtype
     if one.dtype == wide:
-        return torch.lerp(one, other, share[..., None])
-    return torch.lerp(one.to(wide), other.to(wide), share[..., None]).to(one.dtype)
+        return one.lerp_(other, share[..., None])
+    return one.copy_(torch.lerp(one.to(wide), other.to(wide), share[..., None]))
 
 
-def _prefix(q: Tensor, k: Tensor, v: Tensor, prefixes: tuple[int, ...], common: int | None, scale: float) -> Part:
-    """Every row over all of its request's prefix; [B, H, N, D], [B, H, N]."""
-    if common is not None:
-        return plain(q, k.narrow(2, 0, common), v.narrow(2, 0, common), scale)
-    # Prefixes of different lengths: one call each reads what is there and nothing else, stale rows least of all.
-    out = q.new_zeros(q.shape)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=_accurate(q), device=q.device)
-    for request, length in enumerate(prefixes):
-        if length:
-            one = slice(request, request + 1)
-            out[one], lse[one] = plain(q[one], k[one, :, :length], v[one, :, :length], scale)
+def _block(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, block: Block, first: int, scale: float) -> Part:
+    """The rows of a block, q [B, H, rows, D], over the columns it needs, which count from `first` on."""
+    k, v = (_needed(x, rows, block, first) for x in (k, v))
+    out, lse = masked(q, k, v, block.bias, scale)
+    if block.blind is not None:
+        out, lse = out.masked_fill(block.blind[:, None, :, None], 0), lse.masked_fill(block.blind[:, None], -torch.inf)
     return out, lse
 
 
-def _tree(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Part:
-    """Every row over the nodes it sees; [B, H, N, D], [B, H, N]."""
-    out, lse = masked(q, _nodes(k, rows), _nodes(v, rows), rows.bias(q.dtype), scale)
-    if rows.blind is not None:
-        out, lse = out.masked_fill(rows.blind[:, None, :, None], 0), lse.masked_fill(rows.blind[:, None], -torch.inf)
-    return out, lse
-
-
-def _nodes(x: Tensor, rows: TreeRows) -> Tensor:
-    """The rows of the tree, [B, HK, N, D]: a view where all prefixes are of one length."""
-    if rows.common is not None:
-        nodes = x.narrow(2, rows.common, rows.size)
-    else:
-        columns = rows.prefix_lens[:, None] + torch.arange(rows.size, device=x.device)
-        nodes = x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+def _needed(x: Tensor, rows: TreeRows, block: Block, first: int) -> Tensor:
+    """[B, HK, C, D]: a view where a block needs all columns."""
+    end = rows.lengths[0] + rows.size
+    x, columns = x[:, :, first:end], block.columns
+    if columns is not None:
+        if len(columns) == 1:
+            return x.index_select(2, columns[0])
+        return x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
     if rows.num_nodes is None:
-        return nodes
+        return x
     # Zero times what lies in a row of padding may be NaN.
-    return nodes.masked_fill((torch.arange(rows.size, device=x.device) >= rows.num_nodes[:, None])[:, None, :, None], 0)
+    nodes = torch.arange(first - rows.lengths[0], rows.size, device=x.device)
+    return x.masked_fill((nodes >= rows.num_nodes[:, None])[:, None, :, None], 0)
 
 
 # -- the two parts, by whatever this torch and device have ---------------------------------------------------------------
