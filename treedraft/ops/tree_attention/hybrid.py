@@ -1,9 +1,12 @@
-"""Tree attention in two parts: the prefix without a mask, the tree with one of N x N, merged by log-sum-exp.
+"""Tree attention in two parts: the prefix without a mask, the tree under its own, merged by log-sum-exp.
 
 The prefix part is plain attention, so any flash kernel can do it, and the queries of the heads that share a key head are
 stacked as rows: a key is read once for all of them and never repeated. With lse the log-sum-exp of a part's scores, the
 output is the average of the two parts weighed by exp(lse), which is sigmoid(lse_tree - lse_prefix) for the tree (the merge
 of cascade attention and of LongSpec).
+
+On a CPU a large tree goes in blocks of rows: a row sees its path, so a few neighbours see a small part of the tree, and
+only those columns are multiplied. Where there is little to do at all, both parts are one pass under one mask.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from torch import Tensor
 from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 
 _STACK_FROM = 2**16  # values of a key head; fewer stay in a core's cache: reading them once a head beats stacking rows
-_ROWS = 32
-_ONE_PASS = 2**14
+# Measured on two cores of an AMD EPYC in float32, 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 2 to 512 nodes.
+_ONE_PASS = 2**25  # products of queries and keys, all heads; below, a second pass (about 50 us) costs more than it saves
+_ONE_READ = 2**19  # values of all key heads; more are read once for a group of heads, which a mask a node would not allow
+_DIVIDE_FROM = 2**24  # products of queries and keys of the tree; fewer are done before they are dealt
+_ROWS = 32  # nodes a block: 16 and 64 are 2 to 15 % slower behind 255 nodes
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -43,7 +49,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     if rows.size == 1 and rows.num_nodes is None and rows.blind is None:
         # A single node sees all there is: no mask, no parts.
         return plain(q, k.narrow(2, 0, rows.common + 1), v.narrow(2, 0, rows.common + 1), scale)
-    first, size = deal(rows.common, rows.size, device=q.device.type, padded=rows.num_nodes is not None)
+    first, size = deal(q, k.shape[1], rows)
     blocks = rows.blocks(rows.common - first, size, q.dtype)
     if first == 0 and len(blocks) == 1:
         return _block(q, k, v, rows, blocks[0], first, scale)
@@ -63,14 +69,20 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     return out, lse
 
 
-def deal(prefix: int, num_nodes: int, *, device: str, padded: bool) -> tuple[int, int]:
-    """How many columns of the prefix are served without a mask, and to how many rows at a time the other columns.
+def deal(q: Tensor, kv_heads: int, rows: TreeRows) -> tuple[int, int]:
+    """How many columns of the prefix are served without a mask, and how many rows at a time look at the others.
+
+    Little work is one pass of all rows over all columns, under one mask. More is a pass over the prefix, up to a column
+    that matrix products like, and the rest in blocks of rows.
     """
-    if device != "cpu" or padded:
-        return prefix, num_nodes
-    if num_nodes * (prefix + num_nodes) <= _ONE_PASS:
-        return 0, num_nodes
-    return prefix - prefix % ALIGNED, _ROWS
+    assert rows.common is not None
+    if q.device.type != "cpu" or rows.num_nodes is not None:
+        return rows.common, rows.size
+    width, columns = q.shape[1] * q.shape[3], rows.common + rows.size
+    if width * rows.size * columns <= _ONE_PASS and kv_heads * q.shape[3] * columns <= _ONE_READ:
+        return 0, rows.size
+    size = _ROWS if width * rows.size**2 > _DIVIDE_FROM else rows.size
+    return rows.common - rows.common % ALIGNED, size
 
 
 def merge(one: Part, other: Part) -> Part:
@@ -113,7 +125,7 @@ def _needed(x: Tensor, rows: TreeRows, block: Block, first: int) -> Tensor:
     return x.masked_fill((nodes >= rows.num_nodes[:, None])[:, None, :, None], 0)
 
 
-# -- the two parts, by whatever this torch and device have ---------------------------------------------------------------
+# -- a part, by whatever this torch and device have ---------------------------------------------------------------
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
