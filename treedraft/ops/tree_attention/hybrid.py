@@ -19,12 +19,12 @@ from torch import Tensor
 
 from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 
-_STACK_FROM = 2**16  # values of a key head; fewer stay in a core's cache: reading them once a head beats stacking rows
-# Measured on two cores of an AMD EPYC in float32, 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 2 to 512 nodes.
-_ONE_PASS = 2**25  # products of queries and keys, all heads; below, a second pass (about 50 us) costs more than it saves
-_ONE_READ = 2**19  # values of all key heads; more are read once for a group of heads, which a mask a node would not allow
-_DIVIDE_FROM = 2**24  # products of queries and keys of the tree; fewer are done before they are dealt
-_ROWS = 32  # nodes a block: 16 and 64 are 2 to 15 % slower behind 255 nodes
+# What is fastest on two cores of an AMD EPYC, in float32: 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 1 to 512 nodes.
+_ONE_PASS = 2**25  # products of queries with keys, times D; up to here a second pass, about 50 us, costs more than it saves
+_ONE_READ = 2**19  # numbers in the keys of all heads; fewer stay in the cache, and stacking rows costs more than reading them again
+_STACK_ROWS = 96  # from so many on a head, stacked rows are faster whatever they read
+_DIVIDE_FROM = 2**24  # products of queries with the keys of the tree, times D; fewer are done before blocks of them are set up
+_BLOCK = 32  # nodes; with 16 or 64 the whole takes up to a tenth longer
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -48,13 +48,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     assert rows.common is not None
     if rows.size == 1 and rows.num_nodes is None and rows.blind is None:
         # A single node sees all there is: no mask, no parts.
-        return plain(q, k.narrow(2, 0, rows.common + 1), v.narrow(2, 0, rows.common + 1), scale)
+        return plain(q, _columns(k, 0, rows.common + 1), _columns(v, 0, rows.common + 1), scale)
     first, size = deal(q, k.shape[1], rows)
     blocks = rows.blocks(rows.common - first, size, q.dtype)
     if first == 0 and len(blocks) == 1:
         return _block(q, k, v, rows, blocks[0], first, scale)
     if first:
-        out, lse = plain(q, k.narrow(2, 0, first), v.narrow(2, 0, first), scale)
+        out, lse = plain(q, _columns(k, 0, first), _columns(v, 0, first), scale)
     else:
         out, lse = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2), q.new_empty(q.shape[:3], dtype=_accurate(q))
     for block in blocks:
@@ -81,7 +81,7 @@ def deal(q: Tensor, kv_heads: int, rows: TreeRows) -> tuple[int, int]:
     width, columns = q.shape[1] * q.shape[3], rows.common + rows.size
     if width * rows.size * columns <= _ONE_PASS and kv_heads * q.shape[3] * columns <= _ONE_READ:
         return 0, rows.size
-    size = _ROWS if width * rows.size**2 > _DIVIDE_FROM else rows.size
+    size = _BLOCK if width * rows.size**2 > _DIVIDE_FROM else rows.size
     return rows.common - rows.common % ALIGNED, size
 
 
@@ -112,8 +112,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, block: Block, first:
 
 def _needed(x: Tensor, rows: TreeRows, block: Block, first: int) -> Tensor:
     """[B, HK, C, D]: a view where a block needs all columns."""
-    end = rows.lengths[0] + rows.size
-    x, columns = x[:, :, first:end], block.columns
+    x, columns = _columns(x, first, rows.lengths[0] + rows.size), block.columns
     if columns is not None:
         if len(columns) == 1:
             return x.index_select(2, columns[0])
@@ -125,7 +124,12 @@ def _needed(x: Tensor, rows: TreeRows, block: Block, first: int) -> Tensor:
     return x.masked_fill((nodes >= rows.num_nodes[:, None])[:, None, :, None], 0)
 
 
-# -- a part, by whatever this torch and device have ---------------------------------------------------------------
+def _columns(x: Tensor, start: int, end: int) -> Tensor:
+    """x[:, :, start:end], without the time that a view takes where it is all of x."""
+    return x if end - start == x.shape[2] else x[:, :, start:end]
+
+
+# -- a part, by whatever this torch and device have -----------------------------------------------------------------------
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
@@ -133,7 +137,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None or (q.device.type == "cuda" and q.dtype.itemsize > 2):
         return masked(q, k, v, None, scale)
-    if q.device.type == "cpu" and (columns * k.shape[3] < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
+    few = num_rows < _STACK_ROWS and kv_heads * columns * k.shape[3] < _ONE_READ
+    if q.device.type == "cpu" and (few or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
     out, lse = flash(q.reshape(len(q), kv_heads, -1, q.shape[3]), k, v, scale=scale)[:2]  # rows [G N]
     group = num_heads // kv_heads
