@@ -192,7 +192,10 @@ def _closure(parents: np.ndarray) -> np.ndarray:
 
 
 def _dealt(visible: Tensor, size: int, dtype: torch.dtype, blind: Tensor | None) -> list[Block]:
-    """visible [B or 1, N, columns] in blocks of `size` rows: a row sees little of a tree, and so do a few neighbours."""
+    """visible [B or 1, N, columns] in blocks of `size` rows: a row sees little of a tree, and so do a few neighbours.
+
+    Requests share a number of columns, so some get columns that none of their rows sees, as all do where it is rounded up.
+    """
     host = visible.numpy(force=True)
     starts = np.arange(0, host.shape[1], size)
     seen = np.logical_or.reduceat(host, starts, axis=1)  # [B, blocks, columns]
