@@ -22,7 +22,6 @@ from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 # What is fastest on two cores of an AMD EPYC, in float32: 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 1 to 512 nodes.
 _ONE_PASS = 2**25  # products of queries with keys, times D; up to here a second pass, about 50 us, costs more than it saves
 _ONE_READ = 2**19  # numbers in the keys of all heads; fewer stay in the cache, and stacking rows costs more than reading them again
-_STACK_ROWS = 96  # from so many on a head, stacked rows are faster whatever they read
 _DIVIDE_FROM = 2**24  # products of queries with the keys of the tree, times D; fewer are done before blocks of them are set up
 _BLOCK = 32  # nodes; with 16 or 64 the whole takes up to a tenth longer
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
@@ -137,8 +136,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None or (q.device.type == "cuda" and q.dtype.itemsize > 2):
         return masked(q, k, v, None, scale)
-    few = num_rows < _STACK_ROWS and kv_heads * columns * k.shape[3] < _ONE_READ
-    if q.device.type == "cpu" and (few or num_heads == kv_heads) and _groups_heads():
+    cached = kv_heads * columns * k.shape[3] < _ONE_READ
+    if q.device.type == "cpu" and (cached or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
     out, lse = flash(q.reshape(len(q), kv_heads, -1, q.shape[3]), k, v, scale=scale)[:2]  # rows [G N]
     group = num_heads // kv_heads
