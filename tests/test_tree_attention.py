@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
@@ -9,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +131,94 @@ def test_half_precision(backend: str, dtype: torch.dtype) -> None:
 
 def test_stacking_heads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for start in (0, 2**40):
-        monkeypatch.setattr(hybrid, "_STACK_FROM", start)
+        monkeypatch.setattr(hybrid, "_ONE_READ", start)
+        monkeypatch.setattr(hybrid, "_ONE_PASS", 0)
         assert_right(problem(prefixes=(33,), group=4), "hybrid")
+
+
+# The ways in which `hybrid` deals the columns, whatever the sizes would choose.
+FORMS: dict[str, dict[str, int]] = {
+    "one pass": {"_ONE_PASS": 2**60, "_ONE_READ": 2**60},
+    "two parts": {"_ONE_PASS": 0, "_DIVIDE_FROM": 2**60},
+    "blocks": {"_ONE_PASS": 0, "_DIVIDE_FROM": 0, "_BLOCK": 8},
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+@contextlib.contextmanager
+def dealt_as(form: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FORMS[form].items():
+            patch.setattr(hybrid, name, value)
+        yield
+
+
+@every_form
+@given(found=problems())
+@settings(derandomize=True, max_examples=40, deadline=None)
+def test_every_form_is_the_definition(form: str, found: Problem) -> None:
+    with dealt_as(form):
+        assert_right(found, "hybrid")
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("prefixes", [(0,), (15,), (1000,), (40, 40), (5, 0, 140)], ids=str)
+def test_every_form_at_the_sizes_of_decoding(form: str, dtype: torch.dtype, prefixes: tuple[int, ...]) -> None:
+    with dealt_as(form):
+        for shape in ("chain", "star", "random"):
+            assert_right(problem(prefixes=prefixes, num_nodes=75, kv_heads=2, group=3, dim=48, dtype=dtype, shape=shape), "hybrid")
+
+
+@every_form
+def test_one_mask_for_a_batch(form: str) -> None:
+    """One tree for all requests, and a mask made by hand, with nodes that see later ones and a row that sees none."""
+    found = problem(prefixes=(21, 21), num_nodes=20, dtype=torch.float64)
+    seen = torch.rand((1, 20, 20), generator=torch.Generator().manual_seed(0)) < 0.2
+    seen[:, 3] = False
+    rows = dataclasses.replace(found.rows, seen=seen, sees_itself=False)
+    expected, expected_lse = naive.from_visible(found.q, found.k, found.v, seen, (21, 21))
+    with dealt_as(form):
+        out, lse = tree_attention_lse(found.q, found.k, found.v, rows, backend="hybrid")
+        assert_close(out, expected)
+        assert_close(lse, expected_lse)
+        assert_close(tree_attention(found.q, found.k, found.v, rows.fresh(), backend="hybrid"), expected)
+
+
+def test_blocks_by_eye() -> None:
+    T, F = True, False
+    parents = torch.tensor([-1, 0, 0, 1, 1, 2])  # root; a b; c d under a; e under b
+    rows = tree_rows(parents, 10)
+    (whole,) = rows.blocks(1, 6, torch.float32)
+    assert whole.columns is None and (whole.bias[0, 0] == 0).tolist() == [
+        [T, T, F, F, F, F, F], [T, T, T, F, F, F, F], [T, T, F, T, F, F, F],
+        [T, T, T, F, T, F, F], [T, T, T, F, F, T, F], [T, T, F, T, F, F, T],
+    ]  # fmt: skip
+    first, second = rows.blocks(1, 4, torch.float32)
+    # A column of the prefix; root, a, b, c; and, as columns come sixteen at a time, what nobody sees.
+    assert first.rows == slice(0, 4) and second.rows == slice(4, 6)
+    assert first.columns is not None and first.columns.tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+    assert second.columns is not None and second.columns.tolist() == [[0, 1, 2, 3, 5, 6, 4]]
+    assert (second.bias[0, 0] == 0).tolist() == [[T, T, T, F, T, F, F], [T, T, F, T, F, T, F]]
+
+
+def test_a_block_reads_what_it_sees() -> None:
+    parents = torch.tensor([-1, *[0] * 127])  # a star: root and itself
+    blocks = tree_rows(parents, 9).blocks(9, 16, torch.float32)
+    assert [block.columns.shape[1] for block in blocks if block.columns is not None] == [32] * 8
+    assert tree_rows(parents, 9).blocks(9, 128, torch.float32)[0].columns is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "prefix", "num_nodes", "expected"),
+    [((4, 2, 48), 250, 64, (0, 64)), ((9, 3, 64), 1000, 8, (0, 8)), ((32, 8, 128), 256, 16, (0, 16)),  # one pass
+     ((32, 8, 128), 1000, 16, (992, 16)), ((32, 8, 128), 256, 64, (256, 64)),  # two parts
+     ((32, 8, 128), 256, 255, (256, 32)), ((9, 3, 64), 250, 255, (240, 32))],  # blocks
+)  # fmt: skip
+def test_the_sizes_choose(shape: tuple[int, int, int], prefix: int, num_nodes: int, expected: tuple[int, int]) -> None:
+    heads, kv_heads, dim = shape
+    rows = tree_rows(torch.tensor(tree("random", num_nodes)), prefix)
+    assert hybrid.deal(torch.empty((1, heads, num_nodes, dim)), kv_heads, rows) == expected
 
 
 @pytest.mark.parametrize("missing", ["operator", "groups"])
@@ -140,7 +228,9 @@ def test_without_torchs_private_operators(monkeypatch: pytest.MonkeyPatch, missi
     else:
         monkeypatch.setattr(hybrid, "_groups_heads", lambda: False)
     for prefixes in ((0,), (70,), (5, 40)):
-        assert_right(problem(prefixes=prefixes, group=3, dtype=torch.float64), "hybrid")
+        for form in FORMS:
+            with dealt_as(form):
+                assert_right(problem(prefixes=prefixes, group=3, dtype=torch.float64), "hybrid")
 
 
 @every_backend
@@ -216,7 +306,7 @@ def test_merging_is_one_softmax(low: float, high: float) -> None:
 def test_auto_on_a_cpu_is_hybrid_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     where: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "head_dim": 64}
     found = choose("auto", **where)
-    assert found.name == "hybrid" and "triton is out" in found.reason
+    assert found.name == "hybrid" and "triton is out" in found.reason and "one masked pass" in found.reason
     assert choose("sdpa", **where).name == "sdpa"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose("auto", **where).name == "hybrid", "the interpreter is never chosen"
@@ -362,7 +452,9 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("backend", ["hybrid", "sdpa"])
-def test_nothing_of_the_size_of_prefix_times_tree_is_built(backend: str) -> None:
+def test_nothing_of_the_size_of_prefix_times_tree_is_built(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Past the sizes where one pass over both is fastest."""
+    monkeypatch.setattr(hybrid, "_ONE_PASS", 0)
     target = tiny_module.load(dtype=torch.float32)
     target.use_attention(backend)
     target.prefill(list(range(50)))

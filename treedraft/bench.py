@@ -7,7 +7,7 @@ decode      whole answers against transformers' own `generate`, same target, pro
 replay      measuring tau along recorded answers against measuring it live
 profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
 context     drafting time and bytes of a fixed-size context against the full one's, from 1K to 128K tokens
-attention   tree attention in two merged parts against one masked softmax
+attention   tree attention as a CPU computes it against one masked softmax
 gpu         on a CUDA machine: attention checked and timed against five others, tree building, a whole round
 """
 

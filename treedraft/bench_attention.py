@@ -1,4 +1,4 @@
-"""`bench attention`: tree attention in two merged parts against one masked softmax, as models and as torch would run it."""
+"""`bench attention`: tree attention as a CPU computes it against one masked softmax, as models and as torch would run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from treedraft.ops.tree_attention.mask import TreeRows
 
-BARS = {"sdpa": 1.0, "repeat_kv": 1.5}  # times faster that the two parts have to be
+BARS = {"sdpa": 1.0, "repeat_kv": 1.5}  # times faster that `hybrid` has to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

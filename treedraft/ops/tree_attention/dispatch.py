@@ -43,12 +43,18 @@ def choose(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
     obstacle = why_not_triton(device, dtype, head_dim)
     if name == "auto" and (interpreting() or obstacle is not None):
         why = "the interpreter is for tests" if obstacle is None else obstacle
-        return Choice(name="hybrid", reason=f"hybrid (mask-free prefix and N x N tree, merged): triton is out, {why}")
+        return Choice(name="hybrid", reason=f"hybrid ({hybrid_forms(device)}): triton is out, {why}")
     if name == "auto":
         return Choice(name="triton", reason=f"triton: {device} has the tensor cores and head size {head_dim} is served")
     if name == "triton" and obstacle is not None:
         raise BackendUnavailable(f"attention 'triton' cannot run: {obstacle}; use auto or hybrid")
     return Choice(name=name, reason=f"{name}, as asked for")
+
+
+def hybrid_forms(device: torch.device) -> str:
+    """What `hybrid` does there, in a few words."""
+    merged = "a mask-free prefix and the tree, merged"
+    return merged if device.type != "cpu" else f"one masked pass where that is little work, else {merged}"
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

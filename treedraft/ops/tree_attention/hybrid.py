@@ -1,9 +1,12 @@
-"""Tree attention in two parts: the prefix without a mask, the tree with one of N x N, merged by log-sum-exp.
+"""Tree attention in two parts: the prefix without a mask, the tree under its own, merged by log-sum-exp.
 
 The prefix part is plain attention, so any flash kernel can do it, and the queries of the heads that share a key head are
 stacked as rows: a key is read once for all of them and never repeated. With lse the log-sum-exp of a part's scores, the
 output is the average of the two parts weighed by exp(lse), which is sigmoid(lse_tree - lse_prefix) for the tree (the merge
 of cascade attention and of LongSpec).
+
+On a CPU a large tree goes in blocks of rows: a row sees its path, so a few neighbours see a small part of the tree, and
+only those columns are multiplied. Where there is little to do at all, both parts are one pass under one mask.
 """
 
 from __future__ import annotations
@@ -14,9 +17,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from treedraft.ops.tree_attention.mask import TreeRows
+from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 
-_STACK_FROM = 2**16  # values of a key head; fewer stay in a core's cache: reading them once a head beats stacking rows
+# What is fastest on two cores of an AMD EPYC, in float32: 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 1 to 512 nodes.
+_ONE_PASS = 2**25  # products of queries with keys, times D; up to here a second pass, about 50 us, costs more than it saves
+_ONE_READ = 2**19  # numbers in the keys of all heads; fewer stay in the cache, and stacking rows costs more than reading them again
+_DIVIDE_FROM = 2**24  # products of queries with the keys of the tree, times D; fewer are done before blocks of them are set up
+_BLOCK = 32  # nodes; with 16 or 64 the whole takes up to a tenth longer
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -25,18 +32,56 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, *, scale: float, nee
 
     Reads the columns below prefix + N of each request alone.
     """
-    if rows.size == 1 and rows.common is not None and rows.num_nodes is None and rows.blind is None:
-        # A single node sees all there is: no mask, no parts.
-        out, lse = _prefix(q, k, v, (rows.common + 1,) * len(q), rows.common + 1, scale)
+    if rows.common is None:
+        # Prefixes of different lengths: each request reads what is there and nothing else, stale rows least of all.
+        parts = [_attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], one, scale, need_lse) for b, one in enumerate(rows.requests)]
+        out, lse = torch.cat([out.transpose(1, 2) for out, _ in parts]), torch.cat([lse for _, lse in parts])
     else:
-        out, lse = _tree(q, k, v, rows, scale)
-        if any(rows.lengths):
-            before, before_lse = _prefix(q, k, v, rows.lengths, rows.common, scale)
-            if need_lse:
-                out, lse = merge((before, before_lse), (out, lse))
-            else:
-                out = _mix(before, out, (lse - before_lse).sigmoid_())
-    return out.transpose(1, 2).contiguous().transpose(1, 2), lse if need_lse else None
+        out, lse = _attend(q, k, v, rows, scale, need_lse)
+        out = out.transpose(1, 2).contiguous()
+    return out.transpose(1, 2), lse if need_lse else None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_lse: bool) -> Part:
+    """The same behind prefixes of one length."""
+    assert rows.common is not None
+    if rows.size == 1 and rows.num_nodes is None and rows.blind is None:
+        # A single node sees all there is: no mask, no parts.
+        return plain(q, _columns(k, 0, rows.common + 1), _columns(v, 0, rows.common + 1), scale)
+    first, size = deal(q, k.shape[1], rows)
+    blocks = rows.blocks(rows.common - first, size, q.dtype)
+    if first == 0 and len(blocks) == 1:
+        return _block(q, k, v, rows, blocks[0], first, scale)
+    if first:
+        out, lse = plain(q, _columns(k, 0, first), _columns(v, 0, first), scale)
+    else:
+        out, lse = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2), q.new_empty(q.shape[:3], dtype=_accurate(q))
+    for block in blocks:
+        own, own_lse = out[:, :, block.rows], lse[:, :, block.rows]
+        tree, tree_lse = part = _block(q[:, :, block.rows], k, v, rows, block, first, scale)
+        if first == 0 or need_lse:
+            tree, tree_lse = merge((own, own_lse), part) if first else part
+            own.copy_(tree)
+            own_lse.copy_(tree_lse)
+        else:
+            _mix_(own, tree, tree_lse.sub_(own_lse).sigmoid_())
+    return out, lse
+
+
+def deal(q: Tensor, kv_heads: int, rows: TreeRows) -> tuple[int, int]:
+    """How many columns of the prefix are served without a mask, and how many rows at a time look at the others.
+
+    Little work is one pass of all rows over all columns, under one mask. More is a pass over the prefix, up to a column
+    that matrix products like, and the rest in blocks of rows.
+    """
+    assert rows.common is not None
+    if q.device.type != "cpu" or rows.num_nodes is not None:
+        return rows.common, rows.size
+    width, columns = q.shape[1] * q.shape[3], rows.common + rows.size
+    if width * rows.size * columns <= _ONE_PASS and kv_heads * q.shape[3] * columns <= _ONE_READ:
+        return 0, rows.size
+    size = _BLOCK if width * rows.size**2 > _DIVIDE_FROM else rows.size
+    return rows.common - rows.common % ALIGNED, size
 
 
 def merge(one: Part, other: Part) -> Part:
@@ -44,53 +89,46 @@ def merge(one: Part, other: Part) -> Part:
     share = torch.sigmoid(other[1] - one[1])
     # Two empty parts: -inf - -inf. Nothing was seen, so both outputs are 0 and any share will do.
     share = torch.where(torch.isneginf(other[1]), 0.0, share)
-    return _mix(one[0], other[0], share), torch.logaddexp(one[1], other[1])
+    return _mix_(one[0].clone(), other[0], share), torch.logaddexp(one[1], other[1])
 
 
-def _mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """one + share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
+def _mix_(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """one += share (other - one), in float32 at least: a share of three digits would cost what half precision has left."""
     wide = share.dtype
     if one.dtype == wide:
-        return torch.lerp(one, other, share[..., None])
-    return torch.lerp(one.to(wide), other.to(wide), share[..., None]).to(one.dtype)
+        return one.lerp_(other, share[..., None])
+    return one.copy_(torch.lerp(one.to(wide), other.to(wide), share[..., None]))
 
 
-def _prefix(q: Tensor, k: Tensor, v: Tensor, prefixes: tuple[int, ...], common: int | None, scale: float) -> Part:
-    """Every row over all of its request's prefix; [B, H, N, D], [B, H, N]."""
-    if common is not None:
-        return plain(q, k.narrow(2, 0, common), v.narrow(2, 0, common), scale)
-    # Prefixes of different lengths: one call each reads what is there and nothing else, stale rows least of all.
-    out = q.new_zeros(q.shape)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=_accurate(q), device=q.device)
-    for request, length in enumerate(prefixes):
-        if length:
-            one = slice(request, request + 1)
-            out[one], lse[one] = plain(q[one], k[one, :, :length], v[one, :, :length], scale)
+def _block(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, block: Block, first: int, scale: float) -> Part:
+    """The rows of a block, q [B, H, rows, D], over the columns it needs, which count from `first` on."""
+    k, v = (_needed(x, rows, block, first) for x in (k, v))
+    out, lse = masked(q, k, v, block.bias, scale)
+    if block.blind is not None:
+        out, lse = out.masked_fill(block.blind[:, None, :, None], 0), lse.masked_fill(block.blind[:, None], -torch.inf)
     return out, lse
 
 
-def _tree(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float) -> Part:
-    """Every row over the nodes it sees; [B, H, N, D], [B, H, N]."""
-    out, lse = masked(q, _nodes(k, rows), _nodes(v, rows), rows.bias(q.dtype), scale)
-    if rows.blind is not None:
-        out, lse = out.masked_fill(rows.blind[:, None, :, None], 0), lse.masked_fill(rows.blind[:, None], -torch.inf)
-    return out, lse
-
-
-def _nodes(x: Tensor, rows: TreeRows) -> Tensor:
-    """The rows of the tree, [B, HK, N, D]: a view where all prefixes are of one length."""
-    if rows.common is not None:
-        nodes = x.narrow(2, rows.common, rows.size)
-    else:
-        columns = rows.prefix_lens[:, None] + torch.arange(rows.size, device=x.device)
-        nodes = x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+def _needed(x: Tensor, rows: TreeRows, block: Block, first: int) -> Tensor:
+    """[B, HK, C, D]: a view where a block needs all columns."""
+    x, columns = _columns(x, first, rows.lengths[0] + rows.size), block.columns
+    if columns is not None:
+        if len(columns) == 1:
+            return x.index_select(2, columns[0])
+        return x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
     if rows.num_nodes is None:
-        return nodes
+        return x
     # Zero times what lies in a row of padding may be NaN.
-    return nodes.masked_fill((torch.arange(rows.size, device=x.device) >= rows.num_nodes[:, None])[:, None, :, None], 0)
+    nodes = torch.arange(first - rows.lengths[0], rows.size, device=x.device)
+    return x.masked_fill((nodes >= rows.num_nodes[:, None])[:, None, :, None], 0)
 
 
-# -- the two parts, by whatever this torch and device have ---------------------------------------------------------------
+def _columns(x: Tensor, start: int, end: int) -> Tensor:
+    """x[:, :, start:end], without the time that a view takes where it is all of x."""
+    return x if end - start == x.shape[2] else x[:, :, start:end]
+
+
+# -- a part, by whatever this torch and device have -----------------------------------------------------------------------
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
@@ -98,7 +136,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None or (q.device.type == "cuda" and q.dtype.itemsize > 2):
         return masked(q, k, v, None, scale)
-    if q.device.type == "cpu" and (columns * k.shape[3] < _STACK_FROM or num_heads == kv_heads) and _groups_heads():
+    cached = kv_heads * columns * k.shape[3] < _ONE_READ
+    if q.device.type == "cpu" and (cached or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
     out, lse = flash(q.reshape(len(q), kv_heads, -1, q.shape[3]), k, v, scale=scale)[:2]  # rows [G N]
     group = num_heads // kv_heads

@@ -15,6 +15,23 @@ from torch import Tensor
 
 WORD = 64  # columns a word
 MAX_NODES = 1024
+ALIGNED = 16  # float32 values of 64 bytes: matrix products are a tenth slower with another number of columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """Some rows of a tree, and the columns that at least one of them sees, counted from some column of the prefix on.
+
+    rows     which of the N
+    columns  int64 [B or 1, C], or None for all of them; the last may be columns that no row sees
+    bias     [B or 1, 1, rows, C] to add to scores: 0 where a row sees, -inf where not
+    blind    bool [B or 1, rows] of rows that see none of these columns, or None if there are none
+    """
+
+    rows: slice
+    columns: Tensor | None
+    bias: Tensor
+    blind: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +56,7 @@ class TreeRows:
     num_nodes: Tensor | None = None
     sees_itself: bool = False
     places: Tensor | None = None
-    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _blocks: dict[tuple[int, int, torch.dtype], list[Block]] = field(default_factory=dict, init=False, repr=False)
 
     def fresh(self) -> TreeRows:
         """The same tensors with nothing derived from them yet."""
@@ -63,11 +80,21 @@ class TreeRows:
             seen = seen & (torch.arange(self.size, device=seen.device) < self.num_nodes[:, None])[:, None]
         return seen
 
-    def bias(self, dtype: torch.dtype) -> Tensor:
-        """[B or 1, 1, N, N] to add to scores: 0 where a row sees, -inf where not. Made once for all layers."""
-        if dtype not in self._biases:
-            self._biases[dtype] = additive(self.visible, dtype)[:, None]
-        return self._biases[dtype]
+    def blocks(self, ahead: int, size: int, dtype: torch.dtype) -> list[Block]:
+        """All rows, `size` at a time, each block with the columns it needs of the last `ahead` of the prefix and of the tree.
+
+        The prefixes have to be of one length. Made once for all layers.
+        """
+        key = (ahead, size, dtype)
+        if key not in self._blocks:
+            blind = self.blind if ahead == 0 else None
+            visible = torch.nn.functional.pad(self.visible, (ahead, 0), value=True)
+            if size >= self.size:
+                bias = additive(visible, dtype)[:, None]
+                self._blocks[key] = [Block(rows=slice(0, self.size), columns=None, bias=bias, blind=blind)]
+            else:
+                self._blocks[key] = _dealt(visible, size, dtype, blind)
+        return self._blocks[key]
 
     @cached_property
     def blind(self) -> Tensor | None:
@@ -81,6 +108,19 @@ class TreeRows:
     def lengths(self) -> tuple[int, ...]:
         """`prefixes`, read from the device if need be."""
         return self.prefixes if self.prefixes is not None else tuple(self.prefix_lens.tolist())
+
+    @cached_property
+    def requests(self) -> list[TreeRows]:
+        """Each request alone."""
+        several = len(self.seen) > 1
+        return [
+            TreeRows(
+                seen=self.seen[b : b + 1] if several else self.seen, prefix_lens=self.prefix_lens[b : b + 1],
+                prefixes=(length,), max_prefix=length, sees_itself=self.sees_itself,
+                num_nodes=None if self.num_nodes is None else self.num_nodes[b : b + 1],
+            )
+            for b, length in enumerate(self.lengths)
+        ]  # fmt: skip
 
     @cached_property
     def common(self) -> int | None:
@@ -149,6 +189,29 @@ def _closure(parents: np.ndarray) -> np.ndarray:
         if (further == jump).all():
             return seen
         jump = further
+
+
+def _dealt(visible: Tensor, size: int, dtype: torch.dtype, blind: Tensor | None) -> list[Block]:
+    """visible [B or 1, N, columns] in blocks of `size` rows: a row sees little of a tree, and so do a few neighbours.
+
+    Requests share a number of columns, so some get columns that none of their rows sees, as all do where it is rounded up.
+    """
+    host = visible.numpy(force=True)
+    starts = np.arange(0, host.shape[1], size)
+    seen = np.logical_or.reduceat(host, starts, axis=1)  # [B, blocks, columns]
+    counts = -(-seen.sum(-1).max(0) // ALIGNED) * ALIGNED
+    columns = np.argsort(~seen, axis=-1, kind="stable")  # those that are seen first, in their order
+    found = []
+    for place, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        rows, own = slice(start, min(start + size, host.shape[1])), columns[:, place, :count]
+        bias = additive(torch.from_numpy(np.take_along_axis(host[:, rows], own[:, None], 2)), dtype)[:, None]
+        found.append(
+            Block(
+                rows=rows, columns=torch.from_numpy(own).to(visible.device), bias=bias.to(visible.device),
+                blind=None if blind is None else blind[:, rows],
+            )
+        )  # fmt: skip
+    return found
 
 
 def pack(visible: Tensor) -> Tensor:
