@@ -226,7 +226,7 @@ def _decode() -> int:
     from treedraft.config import MOST_NODES, DecodeConfig
     from treedraft.costs import profile_of
     from treedraft.data.prompts import SHIPPED, default_set, prompt_set
-    from treedraft.drafter import load_drafter
+    from treedraft.drafter import load_drafter, shipped_drafters
     from treedraft.targets import load_target
 
     if arguments.repeats < 1:
@@ -237,7 +237,8 @@ def _decode() -> int:
     config = DecodeConfig(mode="tree", depth=depth, budget=MOST_NODES, admit="pop")
     profile = profile_of(target, drafter, depth)
     own = [default_set(target.name)] if default_set(target.name) == "world" else list(SHIPPED)
-    record: dict[str, Any] = {"benchmark": "decode", "target": target.name, "depth": depth, "max_new_tokens": arguments.max_new_tokens,
+    name = arguments.drafter or shipped_drafters(target.name)[0]
+    record: dict[str, Any] = {"benchmark": "decode", "target": target.name, "drafter": name, "depth": depth, "max_new_tokens": arguments.max_new_tokens,
                               "prompts": arguments.count, "repeats": arguments.repeats}  # fmt: skip
     identical = True
     for name in arguments.prompts or own:
