@@ -271,9 +271,11 @@ def _context(study: Study) -> Figure:
         axes.grid(linewidth=0.6, color="0.9")
     left.set(title="accepted length", ylabel="tau (emitted tokens a round)")
     middle.set(title="one draft forward", ylabel="median of live rounds (ms)")
-    right.set(title="drafter state", ylabel="a request (KiB)", yscale="log")
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    middle.set_ylim(bottom=0)
+    right.set(title="drafter state", ylabel="a request (KiB)")
+    if any(np.isfinite(line.get_ydata()).any() for line in right.lines):  # nothing where no cell was timed
+        right.set_yscale("log")
+        right.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        middle.set_ylim(bottom=0)
     _despine(figure)
     temperature = study.headline_temperature
     figure.suptitle(f"{study.name}: full context against longspark, temperature {temperature:g}\n", fontweight="bold", linespacing=0.5)

@@ -316,8 +316,8 @@ def stage_costs(
         "draft_ms": 1e3 * float(np.median(draft)),
         "update_ms": 1e3 * float(np.median(update)),
         "timed_rounds": len(draft),
-        "state_bytes": float(np.mean([state.num_bytes for state, _ in states])),
-        "state_shared_bytes": float(np.mean([state.num_bytes for _, state in states])),
+        "state_bytes": round(np.mean([state.num_bytes for state, _ in states])),
+        "state_shared_bytes": round(np.mean([state.num_bytes for _, state in states])),
     }
 
 
