@@ -17,7 +17,6 @@ from treedraft.data import prompts, regenerate, world
 from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings
 from treedraft.grid import EvaluateConfig, Grid, load_grid
-from treedraft.jobs import run_group
 from treedraft.targets import load_target, window_of
 from treedraft.targets.hf import Target
 
@@ -175,14 +174,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
     grid = load_grid(ROOT / "ablations" / "long.toml", target="tiny", settings=SMALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TREEDRAFT_RUNS", str(folder / "runs"))
-        bench = Workbench("tiny", cache_gb=0.1)
-        for arm in grid.arms:
-            group = [cell for cell in grid.cells if cell.arm.train_id == arm.train_id]
-            assert run_group(bench, group) == {}
-            for cell in group:
-                assert not is_timed(cell)
-                bench.time(cell)
-                assert is_timed(cell)
+        patch.setattr("os.sched_getaffinity", lambda _: {0})  # one thread: see conftest.py
+        assert not any(map(is_timed, grid.cells))
+        assert ablate._run(list(grid.cells), ablate.Arguments(jobs=1, cache_gb=0.1)) == {}
+        assert all(map(is_timed, grid.cells))
         write_rows(folder, grid, *collect(grid.cells, {}, "long"))
     return folder, grid
 
@@ -206,8 +201,16 @@ def test_every_cell_has_a_length_a_time_and_a_state(finished: tuple[Path, Grid])
 def test_what_repeats_holds_no_clock(finished: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, grid = finished
     monkeypatch.setenv("TREEDRAFT_RUNS", str(folder / "runs"))
-    result = json.loads((cells.cell_folder(grid.cells[0]) / "result.json").read_text())
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    folders = [cells.cell_folder(cell) for cell in grid.cells]
+    result = json.loads((folders[0] / "result.json").read_text())
     assert result["prompt_tokens"] > 200 and not any("_ms" in name for name in result)
+    # Costs that are taken away are measured anew, and nothing else is done again.
+    before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+    (folders[0] / "costs.json").unlink()
+    assert ablate._run(list(grid.cells), ablate.Arguments(jobs=1)) == {} and is_timed(grid.cells[0])
+    after = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+    assert [path for path, time in after.items() if before[path] != time] == [folders[0] / "costs.json"]
 
 
 def test_the_report_has_a_row_a_length_and_one_figure(finished: tuple[Path, Grid]) -> None:
