@@ -54,6 +54,7 @@ def main() -> int:
     settings = parse_settings(arguments.set) | ({"data.folder": arguments.data} if arguments.data else {})
     grids = load_grids(_grid_file(arguments.grid), target=arguments.target, settings=settings)
     cells = _chosen(grids, arguments)
+    _check_windows(cells)
     if arguments.dry_run:
         return _dry_run(cells)
     failures = _run(cells, arguments)
@@ -98,7 +99,7 @@ def _list() -> int:
     for path in _grid_files():
         grids = load_grids(path)
         trainings, cells = {arm.train_id for grid in grids for arm in grid.arms}, sum(len(grid.cells) for grid in grids)
-        print(f"{path.stem:<10} {len(trainings):>3} trainings {cells:>4} cells  {read_toml(path)['question']}")
+        print(f"{path.stem:<12} {len(trainings):>3} trainings {cells:>4} cells  {read_toml(path)['question']}")
     return 0
 
 
@@ -126,25 +127,42 @@ def _chosen(grids: list[Grid], arguments: Arguments) -> list[Cell]:
     return [by_id[arguments.cell]]
 
 
+def _check_windows(cells: list[Cell]) -> None:
+    """Refuse prompts that are too long before a target is loaded, where its window is known by then."""
+    from treedraft.config import ntk_factor
+    from treedraft.targets import window_of
+
+    for cell in {(cell.arm.target, cell.evaluate): cell for cell in cells if cell.evaluate.context is not None}.values():
+        window, scaling = window_of(cell.arm.target), cell.arm.train.rope_scaling
+        if window is not None:
+            cell.evaluate.check_window(cell.arm.target, int(window * (ntk_factor(scaling) if scaling else 1)))
+
+
 def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
     """Do what is missing; reasons of the cells that failed."""
-    from treedraft.cells import Workbench, cell_folder, is_done
+    from treedraft.cells import Workbench, cell_folder, is_done, is_timed
     from treedraft.jobs import run_side_by_side
 
     missing = [cell for cell in cells if not is_done(cell_folder(cell))]
-    if not missing:
+    untimed = [cell for cell in cells if not is_timed(cell)]
+    if not (missing or untimed):
         return {}
-    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing})
+    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing + untimed})
     if len(scalings) > 1:
         raise ValueError(f"one target serves a grid: train.rope_scaling is one for all arms, not {', '.join(scalings)}")
-    first = missing[0].arm
+    first = (missing + untimed)[0].arm
     bench = Workbench(first.target, cache_gb=arguments.cache_gb, rope_scaling=first.train.rope_scaling)
     by_arm: dict[str, list[Cell]] = {}
     for cell in missing:
         by_arm.setdefault(cell.arm.train_id, []).append(cell)
     for group in by_arm.values():
         bench.check(group[0].arm)
-    return run_side_by_side(bench, list(by_arm.values()), arguments.jobs)
+    failures = run_side_by_side(bench, list(by_arm.values()), arguments.jobs) if missing else {}
+    # Clocks are read when no other cell is at work.
+    for cell in untimed:
+        if cell.cell_id not in failures:
+            bench.time(cell)
+    return failures
 
 
 def _print_cell(cell: Cell, failures: dict[str, str]) -> int:

@@ -20,15 +20,18 @@ from treedraft import files, metrics, noise
 from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
 from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
-from treedraft.data.prompts import default_set, prompt_set
+from treedraft.data.prompts import Prompt, default_set, long_set, prompt_set
 from treedraft.drafter import Drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
 from treedraft.run import commit, hardware, rank_and_world, runs_folder, seed_everything
+from treedraft.speculate import stage_costs
 from treedraft.targets import load_target, parse_dtype
 from treedraft.targets.hf import Target
 from treedraft.trainer import Trainer
+
+_TIMED_PROMPTS, _TIMED_TOKENS = 4, 32  # of a cell whose rounds are timed
 
 
 def train_folder(arm: Arm) -> Path:
@@ -41,6 +44,11 @@ def cell_folder(cell: Cell) -> Path:
 
 def is_done(folder: Path) -> bool:
     return (folder / "result.json").is_file()
+
+
+def is_timed(cell: Cell) -> bool:
+    """Cells with a context length are timed too, once: a clock's numbers are no part of a result that repeats."""
+    return cell.evaluate.context is None or (cell_folder(cell) / "costs.json").is_file()
 
 
 def steps_done(arm: Arm) -> int:
@@ -96,11 +104,20 @@ class Workbench:
             "train": cell.arm.train_id,
             "decode": asdict(cell.decode),
             **metrics.summary(rounds, cell.decode.depth),
+            "prompt_tokens": float(np.mean([item.prompt_length for item in replay.trajectories])),
             "hardware": hardware(),
             "commit": commit(),
         }
         files.write_json(folder / "result.json", result)
         return result
+
+    @torch.no_grad()
+    def time(self, cell: Cell) -> None:
+        """Decode a few of the cell's prompts live and keep what a round's parts took and how much memory a request has."""
+        drafter = self.drafter(cell.arm)
+        prompts = [self.target.encode_chat(prompt.turns) for prompt in self._prompts(cell.evaluate)[:_TIMED_PROMPTS]]
+        measured = stage_costs(self.target, drafter, prompts, config=cell.decode, max_new_tokens=_TIMED_TOKENS)
+        files.write_json(cell_folder(cell) / "costs.json", {**measured, "hardware": hardware(), "commit": commit()})
 
     def drafter(self, arm: Arm) -> Drafter:
         if self._drafter is None or self._drafter[0] != arm.train_id:
@@ -124,11 +141,19 @@ class Workbench:
         """Recorded decodings of the evaluation prompts at a temperature; kept on disk, since every cell needs them."""
         key = f"{canonical(evaluate)}-t{temperature:g}"
         if key not in self._replays:
+            if evaluate.context is not None:
+                self._replays.clear()  # features of long prompts take gigabytes
             self._replays[key] = Replay(self.target, self._trajectories(evaluate, temperature))
         return self._replays[key]
 
+    def _prompts(self, evaluate: EvaluateConfig) -> list[Prompt]:
+        if evaluate.context is None:
+            return prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
+        evaluate.check_window(self.target.name, self.target.max_length)
+        return long_set(evaluate.context, lambda turns: len(self.target.encode_chat(turns)), count=evaluate.count)
+
     def _trajectories(self, evaluate: EvaluateConfig, temperature: float) -> list[Trajectory]:
-        prompts = prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
+        prompts = self._prompts(evaluate)
         identity = {
             "evaluate": canonical(evaluate),
             "prompts": [prompt.turns for prompt in prompts],
@@ -198,7 +223,7 @@ def collect(
         if is_done(cell_folder(cell)):
             result = files.read_json(cell_folder(cell) / "result.json")
             trained = files.read_json(train_folder(arm) / "result.json")
-            row |= _result_columns(result, trained)
+            row |= _result_columns(result, trained) | _context_columns(cell, result)
             prompt_rows += [{**shared, **item} for item in files.read_json(cell_folder(cell) / "prompts.json")]
         elif cell.cell_id in failures:
             row["status"] = f"failed: {failures[cell.cell_id]}"
@@ -227,6 +252,16 @@ def write_rows(
         "commit": commit(),
     }
     files.write_json(folder / f"{grid.name}.json", record)
+
+
+def _context_columns(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a cell with a context length: how long its prompts are, and what was measured behind them."""
+    if cell.evaluate.context is None:
+        return {}
+    path = cell_folder(cell) / "costs.json"
+    costs = files.read_json(path) if path.is_file() else {}
+    named = {f"costs_{name}" if name in ("hardware", "commit") else name: value for name, value in costs.items()}
+    return {"context": cell.evaluate.context, "prompt_tokens": result["prompt_tokens"], **named}
 
 
 def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:

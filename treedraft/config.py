@@ -118,11 +118,14 @@ class TrainConfig:
 class DataConfig:
     """Training text: the target's own answers. `tokens` counts response tokens; None takes all there are.
 
-    `folder` is a token store to use. Temperature, seed and cap say how pocket's own text is made; a store has its own.
+    `folder` is a token store to use. `prompts` are what the target answers itself: the world's, or these with long ones
+    among them; None takes the store that ships or was made, and the world where there is none. Temperature, seed and cap
+    say how it answers; a store has its own.
     """
 
     tokens: int | None = None
     folder: str | None = None
+    prompts: Literal["world", "world-long"] | None = None
     temperature: float = 1.0
     seed: int = 0
     max_new_tokens: int = 256

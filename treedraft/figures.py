@@ -38,6 +38,8 @@ def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
     """Name in <grid>-NAME.png and how it is drawn."""
     if study.rungs:
         return {"ladder": _ladder}
+    if study.contexts:
+        return {"context": _context}
     return {"tau": _tau, "survival": _survival, "domains": _domains}
 
 
@@ -244,6 +246,41 @@ def _ladder(study: Study) -> Figure:
         for place, rung in enumerate(study.rungs)
     ]
     _legends(figure, [("scored", handles)])
+    return figure
+
+
+def _context(study: Study) -> Figure:
+    """Tau, the time of a draft and the drafter's state over the length of the prompts; a line a drafter."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.4, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for label in study.labels:
+        items = study.behind(label, study.headline_temperature)
+        tokens, look = [item.tokens for item in items], _look(study, label)
+        arms = [item.arm for item in items]
+        bounds = np.array([[arm.tau - arm.interval.low, arm.interval.high - arm.tau] for arm in arms]).clip(0)
+        left.errorbar(tokens, [arm.tau for arm in arms], yerr=bounds.reshape(-1, 2).T, elinewidth=1, **look)
+        middle.plot(tokens, [item.draft_ms for item in items], **look)
+        right.plot(tokens, [item.state_bytes / 1024 for item in items], **look)
+    for axes in (left, middle, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(study.contexts, [f"{length:,}" for length in study.contexts])
+        axes.minorticks_off()
+        axes.set_xlabel("context length (prompt tokens)")
+        axes.grid(linewidth=0.6, color="0.9")
+    left.set(title="accepted length", ylabel="tau (emitted tokens a round)")
+    middle.set(title="one draft forward", ylabel="median of live rounds (ms)")
+    right.set(title="drafter state", ylabel="a request (KiB)")
+    if any(np.isfinite(line.get_ydata()).any() for line in right.lines):  # nothing where no cell was timed
+        right.set_yscale("log")
+        right.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        middle.set_ylim(bottom=0)
+    _despine(figure)
+    temperature = study.headline_temperature
+    figure.suptitle(f"{study.name}: full context against longspark, temperature {temperature:g}\n", fontweight="bold", linespacing=0.5)
+    handles = [_handle(**_look(study, label), label=label) for label in study.labels]
+    _legends(figure, [("drafter", handles)])
     return figure
 
 

@@ -5,7 +5,7 @@
     [data] [train] [drafter]            what all arms share
     [[arms]]                            lists multiply: backbone x correction x objective x seed ...; or method = "dspark"
     [decode] mode, depth, temperature   lists multiply
-    [evaluate]                          prompts, sampling seeds, cap
+    [evaluate]                          prompts, sampling seeds, cap; a list of contexts multiplies
     compare = [["*/attention", "*/none"], ...]
 
 or a suite of such files, which share every training that they have in common:
@@ -50,9 +50,13 @@ _FIELDS = {"block_size": "b", "layout": "", "draft_vocab_size": "v", "tap_layers
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Prompts to decode: a set's name or file, how many of it, sampling seeds a prompt, and the cap on new tokens."""
+    """Prompts to decode: a set's name or file, how many of it, sampling seeds a prompt, and the cap on new tokens.
+
+    The set "long" has any length: `context` is about how many tokens its prompts have.
+    """
 
     prompts: str | None = None
+    context: int | None = None
     count: int | None = 120
     seeds: tuple[int, ...] = (0, 1, 2)
     max_new_tokens: int = 256
@@ -61,6 +65,21 @@ class EvaluateConfig:
         if (self.count is not None and self.count < 1) or self.max_new_tokens < 1 or not self.seeds:
             given = f"{self.count}, {self.max_new_tokens}, {self.seeds}"
             raise ValueError(f"evaluate needs at least one prompt, token and seed, not {given}")
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"evaluate.context is {self.context}; at least 1 token")
+        if (self.context is None) == (self.prompts == "long"):
+            raise ValueError(
+                f'evaluate.context is {self.context or "not set"} for prompts {self.prompts or "of the target"!r}: '
+                f'prompts = "long" needs a length, and no other set has one'
+            )
+
+    def check_window(self, target: str, window: int) -> None:
+        """ValueError if the longest answers to prompts of `context` tokens do not fit a target's context window."""
+        if self.context is not None and self.context + self.max_new_tokens > window:
+            raise ValueError(
+                f"evaluate.context {self.context} and evaluate.max_new_tokens {self.max_new_tokens} do not fit "
+                f"the context window of {window} tokens of {target}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +119,7 @@ class Cell:
     def cell_id(self) -> str:
         identity = {"train": self.arm.train_id, "decode": canonical(self.decode), "evaluate": canonical(self.evaluate)}
         setting = f"{self.decode.mode}-d{self.decode.depth}-t{self.decode.temperature:g}"
+        setting += f"-c{self.evaluate.context}" if self.evaluate.context is not None else ""
         return f"{self.arm.name}-{setting}-{short_hash(identity)}"
 
 
@@ -185,8 +205,10 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
     where = str(path)
     arms = list(_arms(values, target, where))
     decodes = [parse(DecodeConfig, fields, where=f"{where} [decode]") for fields in _product(values.get("decode", {}))]
-    evaluate = parse(EvaluateConfig, _tuples(values.get("evaluate", {})), where=f"{where} [evaluate]")
-    cells = tuple(Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes)
+    evaluates = [parse(EvaluateConfig, fields, where=f"{where} [evaluate]") for fields in _contexts(values.get("evaluate", {}))]
+    cells = tuple(
+        Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes for evaluate in evaluates
+    )
     compare = tuple((str(first), str(second)) for first, second in values.get("compare", []))
     return Grid(name=path.stem, question=values.get("question", ""), cells=cells, compare=compare)
 
@@ -228,6 +250,12 @@ def _product(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     choices = [value if isinstance(value, list) else [value] for value in table.values()]
     for combination in itertools.product(*choices):
         yield dict(zip(table, combination, strict=True))
+
+
+def _contexts(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of [evaluate] once for every length of its prompts."""
+    fields, contexts = _tuples(table), table.get("context")
+    return [{**fields, "context": context} for context in contexts] if isinstance(contexts, list) else [fields]
 
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 ablations/README.md, so that no number is typed by hand; `--check` only says what would change.
 
 Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
-<grid>-survival.png, <grid>-domains.png; of a grid that climbs the conditioning ladder <grid>-ladder.png alone.
+<grid>-survival.png, <grid>-domains.png; of a grid that climbs the conditioning ladder <grid>-ladder.png alone, of one whose
+prompts have several lengths <grid>-context.png alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MARKER = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Setting:
-    """One way of decoding. `mode` also names width, budget, scorer and admit where trees of one grid differ in them."""
+    """One way of decoding. `mode` also names width, budget, scorer, admit and context where a grid has several."""
 
     temperature: float
     mode: str
@@ -155,6 +156,21 @@ class Comparison:
         return 2.8 / 3.92 * (self.difference.high - self.difference.low)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """An arm behind prompts of about `context` tokens, `tokens` on average, and what drafting there costs.
+
+    Milliseconds are medians over live rounds; nan where nothing was timed.
+    """
+
+    context: int
+    tokens: float
+    arm: Arm
+    draft_ms: float
+    update_ms: float
+    state_bytes: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """A grid's results, ready for tables."""
@@ -214,6 +230,30 @@ class Study:
             shape = " ".join([admit, *(f"{name} {more[name]}" for name in varying)])
             arms = {row.scorer: self.arm(label, temperature, row.mode, depth) for row in rows.itertuples()}
             found.append((label, shape, int(budget), {rung: arm for rung, arm in arms.items() if arm is not None}))
+        return found
+
+    @cached_property
+    def contexts(self) -> list[int]:
+        """Lengths of the prompts, ascending; empty unless the grid has several."""
+        found = sorted({int(value) for value in self.cells.context.dropna()}) if "context" in self.cells else []
+        return found if len(found) > 1 else []
+
+    def behind(self, label: str, temperature: float) -> list[Behind]:
+        """A drafter at growing context; of several modes and depths the last one, a tree at the largest depth."""
+        rows = self.cells[(self.cells.label == label) & (self.cells.temperature == temperature)].copy()
+        if rows.empty:
+            return []
+        rows["kind"] = rows["mode"].str.startswith("tree")
+        last = rows.sort_values(["kind", "depth"]).iloc[-1]
+        rows = rows[(rows.kind == last.kind) & (rows.depth == last.depth)]
+        found = []
+        for (context, mode), seeds in rows.groupby(["context", "mode"]):
+            arm = self.arms[label, Setting(temperature=temperature, mode=str(mode), depth=int(last.depth))]
+            means = {
+                name: float(seeds[name].mean()) if name in seeds else np.nan
+                for name in ("prompt_tokens", "draft_ms", "update_ms", "state_bytes")
+            }
+            found.append(Behind(context=int(context), tokens=means.pop("prompt_tokens"), arm=arm, **means))
         return found
 
     @cached_property
@@ -312,6 +352,8 @@ def _read_csv(path: Path, folder: Path) -> Frame:
         "hardware",
         "commit",
         "status",
+        "costs_hardware",
+        "costs_commit",
     )
     try:
         return pd.read_csv(
@@ -323,7 +365,7 @@ def _read_csv(path: Path, folder: Path) -> Frame:
 
 def _modes(cells: Frame) -> list[str]:
     """ "tree", or "tree budget 64" where trees of one grid differ in more than depth and temperature."""
-    shaping = {"tree": ("width", "budget", "scorer", "admit", "shape"), "chain": ("scorer",)}
+    shaping = {"tree": ("width", "budget", "scorer", "admit", "shape", "context"), "chain": ("scorer", "context")}
     varying = {
         mode: [name for name in names if name in cells and cells[cells["mode"] == mode][name].nunique() > 1]
         for mode, names in shaping.items()
@@ -621,6 +663,39 @@ def ladder_table(study: Study, temperature: float) -> Table | None:
     return Table(caption=caption, columns=columns, rows=rows, names=3)
 
 
+def context_table(study: Study, temperature: float) -> Table | None:
+    """A row a prompt length and drafter: tau, and what drafting costs there; None unless the grid has several lengths."""
+    if not study.contexts:
+        return None
+    places = [(item, label) for label in study.labels for item in study.behind(label, temperature)]
+    rows = []
+    for item, label in sorted(places, key=lambda place: place[0].context):
+        tau = item.arm.interval
+        rows.append([
+            f"{item.context}", label, f"{item.tokens:.0f}", f"{tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]",
+            _number(item.draft_ms), _number(item.update_ms), _number(item.state_bytes / 1024),
+        ])  # fmt: skip
+    clock = study.cells[study.cells.temperature == temperature]
+    named = {name: _joined(clock[name], None) for name in ("costs_hardware", "costs_commit") if name in clock}
+    caption = (
+        f"tau with 95 % bootstrap intervals over prompts, the median milliseconds of a block's forward and of taking a "
+        f"round's rows in, and what a drafter keeps of one request, an own copy of the target's window included, "
+        f"temperature {temperature:g}; {study.source(temperature)}"
+        + (f"; timed live, one request at a time, on {'; commit '.join(named.values())}." if named else "; not timed.")
+    )
+    names = ("context", "drafter", "prompt tokens", "tau", "draft ms", "update ms", "state KiB")
+    return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=2)
+
+
+def _number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _main_table(study: Study, temperature: float) -> Table:
+    """What the grid is about."""
+    return ladder_table(study, temperature) or context_table(study, temperature) or tau_table(study, temperature)
+
+
 def domain_table(study: Study, temperature: float) -> Table:
     """Rows are drafters, columns mode x domain, at the trained depth."""
     modes = [mode for mode in study.modes if study.depths(temperature, mode)]
@@ -789,8 +864,7 @@ def print_table(folder: Path, grid: str) -> None:
         console.print(f"{grid}: no cell has finished")
         return
     for temperature in study.temperatures:
-        shown = ladder_table(study, temperature) or tau_table(study, temperature)
-        for table in shown.rich(title=f"{grid}: tau at temperature {temperature:g}", width=console.width):
+        for table in _main_table(study, temperature).rich(title=f"{grid}: tau at temperature {temperature:g}", width=console.width):
             console.print(table)
     compared = comparison_matrix(study, study.headline_temperature)
     if compared.rows:
@@ -808,6 +882,7 @@ TABLES = {
     "extrapolation": lambda study: [extrapolation_table(study, study.headline_temperature)],
     "ratio": lambda study: [ratio_table(study)],
     "ladder": lambda study: [ladder_table(study, study.headline_temperature)],
+    "context": lambda study: [context_table(study, study.headline_temperature)],
     "domains": lambda study: [domain_table(study, study.headline_temperature)],
     "training": lambda study: [training_table(study)],
 }
@@ -884,10 +959,7 @@ def _bench_value(value: Any) -> str:
 def _texts(folder: Path, study: Study) -> dict[Path, str]:
     sources = f"{study.name}.cells.csv and {study.name}.prompts.csv"
     headers = f"% Generated by python -m treedraft.report from {sources}. Needs booktabs.\n"
-    tables = [
-        (ladder_table(study, temperature) or tau_table(study, temperature)).latex()
-        for temperature in study.temperatures
-    ]
+    tables = [_main_table(study, temperature).latex() for temperature in study.temperatures]
     return {folder / f"{study.name}.md": _page(study), folder / f"{study.name}.tex": headers + "\n".join(tables)}
 
 
@@ -897,9 +969,10 @@ def _page(study: Study) -> str:
         f"Generated by `python -m treedraft.report` from [{study.name}.cells.csv]({study.name}.cells.csv) "
         f"and [{study.name}.prompts.csv]({study.name}.prompts.csv).\n"
     )
-    if study.rungs:
-        tables = [ladder_table(study, t) for t in study.temperatures]
-        parts += [_section("Ladder", tables, figure=f"{study.name}-ladder.png")]
+    if study.rungs or study.contexts:
+        title, figure = ("Ladder", "ladder") if study.rungs else ("Context", "context")
+        tables = [_main_table(study, t) for t in study.temperatures]
+        parts += [_section(title, tables, figure=f"{study.name}-{figure}.png")]
         compared = [t for t in (comparison_table(study, t) for t in study.temperatures) if t.rows]
         parts += [_section("Comparisons", compared), _section("Training", [training_table(study)])]
         parts += [_section("Every cell", [cell_table(study)])]

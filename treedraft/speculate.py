@@ -271,6 +271,34 @@ def generate_plain(
     return Generation(ids=stopper.ids, text=stopper.text, finish_reason=reason, seconds=ledger.seconds)
 
 
+def stage_costs(
+    target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, config: DecodeConfig, max_new_tokens: int
+) -> dict[str, float]:
+    """What drafting costs behind these prompts: medians over live rounds in ms, means over prompts in bytes.
+
+    `draft_ms` is the block's forward, `update_ms` taking a round's accepted rows in (and the target's commit);
+    `state_bytes` is what the drafter keeps of a prompt, `state_shared_bytes` the same beside a target's cache at hand.
+    """
+    draft, update = [], []
+    for prompt in prompts:
+        readings: list[dict[str, float]] = []
+        generate(
+            target, drafter, prompt, config=config, max_new_tokens=max_new_tokens,
+            on_tokens=lambda answer, readings=readings: readings.append(dict(answer.seconds)),
+        )  # fmt: skip
+        for before, after in itertools.pairwise(readings):
+            draft.append(after["draft"] - before["draft"])
+            update.append(after["commit"] - before["commit"])
+    states = [(drafter.open(1, capacity=len(p)), drafter.open(1, capacity=len(p), cache=target.cache)) for p in prompts]
+    return {
+        "draft_ms": 1e3 * float(np.median(draft)),
+        "update_ms": 1e3 * float(np.median(update)),
+        "timed_rounds": len(draft),
+        "state_bytes": round(np.mean([state.num_bytes for state, _ in states])),
+        "state_shared_bytes": round(np.mean([state.num_bytes for _, state in states])),
+    }
+
+
 def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
     """The numbers of one generation, and of its comparison with plain decoding, as plain values.
 

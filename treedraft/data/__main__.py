@@ -21,7 +21,7 @@ class Regenerate:
     target: str
     """Name, model folder or hub id."""
     prompts: str
-    """world, magpie (the model writes the messages too), or FILE.jsonl with one {"turns": [...]} a line."""
+    """world, world-long (a quarter of them long), magpie (the model writes the messages too), or FILE.jsonl with one {"turns": [...]} a line."""
     tokens: int
     """Response tokens to make, at least."""
     temperature: str = "1"

@@ -39,7 +39,7 @@ def training_sequences(target: Target, config: DataConfig) -> Sequences:
 def _store(target: Target, config: DataConfig) -> TokenStore:
     if config.folder is not None:
         return TokenStore.open(config.folder)
-    if target.name in _WORLD_TARGETS:
+    if config.prompts is not None or target.name in _WORLD_TARGETS:
         return _world_store(target, config)
     if (SHIPPED / target.name / MANIFEST).is_file():
         return TokenStore.shipped(target.name)
@@ -60,17 +60,19 @@ def _world_store(target: Target, config: DataConfig) -> TokenStore:
     if config.tokens is None:
         missing = "data.tokens is not set: the world has no end"
         raise ValueError(f"{missing}, so say how many tokens {target.name} shall answer")
+    prompts = config.prompts or "world"
     settings = Settings(
-        prompts="world",
+        prompts=prompts,
         tokens=config.tokens,
         temperatures=(config.temperature,),
         seed=config.seed,
         max_new_tokens=config.max_new_tokens,
-        batch_size=256,
+        # A row of the cache that answers are made in is as long as the longest prompt and answer.
+        batch_size=256 if prompts == "world" else 64,
         prompts_per_shard=1024,
     )
     identity = {"target": target.fingerprint(), "dtype": str(target.dtype), "settings": str(settings), "noise": SCHEME,
                 "rope_scaling": target.rope_scaling}  # fmt: skip
-    folder = runs_folder() / "data" / f"{target.name}-{short_hash(identity)}"
+    folder = runs_folder() / "data" / f"{target.name.replace('/', '--')}-{short_hash(identity)}"
     with tqdm(total=config.tokens, desc="training text", unit=" tokens", disable=None) as bar:
         return regenerate(target, settings, folder, command="python -m treedraft.ablate", bar=bar)

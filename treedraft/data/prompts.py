@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -21,6 +22,8 @@ SHIPPED = ("math", "code", "chat")
 _SHIPPED_FOLDER = Path(__file__).parent.parent / "assets" / "prompts"
 _WORLD_SPLITS = {"world": "evaluation", "world-validation": "validation"}
 _WORLD_DEFAULT_COUNT = 120
+_LONG = re.compile(r"long-([1-9]\d*)")
+_LONG_SAMPLE = 8  # prompts whose mean length stands for all with so many facts
 _USERS_ONLY = frozenset({"mt-bench"})
 
 
@@ -254,15 +257,15 @@ HUB_SETS = {
         text=lambda row: f"{row['instruction']}\n\nInput:\n{row['input']}" if row["input"] else row["instruction"],
     ),
 }
-NAMES = (*_WORLD_SPLITS, *SHIPPED, "shipped", *HUB_SETS)
+NAMES = (*_WORLD_SPLITS, "long-FACTS", *SHIPPED, "shipped", *HUB_SETS)
 
 
 def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Prompt]:
     """At most `count` prompts of a named set (`NAMES`), a JSONL file or a folder of them; default all, of a world 120.
 
     Where a set has several domains or files they take turns: the first of each, the second of each, ..., so that
-    "world", "world-validation" and "shipped" are balanced to within one. `seed` draws the world's examples and nothing
-    else. A real set (gsm8k to alpaca) comes from the hub; a file called NAME.jsonl is read as that set.
+    "world", "world-validation" and "shipped" are balanced to within one. "long-30" are questions on 30 facts each, of the
+    world's evaluation split. `seed` draws the world's examples and nothing else. A real set (gsm8k to alpaca) comes from the hub; a file called NAME.jsonl is read as that set.
     ValueError: unknown name, bad file, set that cannot be reached.
     """
     _check_count("count", count)
@@ -270,6 +273,8 @@ def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Pr
         return _from_file(Path(name), count)
     if name in _WORLD_SPLITS:
         return _world(name, _WORLD_DEFAULT_COUNT if count is None else count, seed)
+    if long := _LONG.fullmatch(name):
+        return _long(int(long[1]), _WORLD_DEFAULT_COUNT if count is None else count, seed)
     if name in SHIPPED or name == "shipped":
         sets = [read_jsonl(_SHIPPED_FOLDER / f"{one}.jsonl") for one in (SHIPPED if name == "shipped" else (name,))]
         return _take_turns(sets, count)
@@ -281,6 +286,31 @@ def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Pr
             raise ValueError(f"{name}: no JSONL file in this folder")
         return _take_turns([_from_file(path, count) for path in files], count)
     raise ValueError(registry.unknown("prompt set", name, list(NAMES)) + ", a path ending in .jsonl, or a folder")
+
+
+def long_set(
+    tokens: int, length: Callable[[Sequence[str]], int], *, count: int | None = None, seed: int = 0
+) -> list[Prompt]:
+    """The "long-FACTS" set whose prompts come nearest to `tokens` tokens on average, as `length` counts their turns.
+
+    ValueError if even one fact makes a longer prompt.
+    """
+
+    def mean(num_facts: int) -> float:
+        sample = _long(num_facts, _LONG_SAMPLE, seed)
+        return sum(length(prompt.turns) for prompt in sample) / len(sample)
+
+    shortest = mean(1)
+    if tokens < shortest:
+        raise ValueError(f"no long prompt has {tokens} tokens: with a single fact they have {shortest:.0f}")
+    # Length is nearly linear in the facts, so a step by the mean slope lands within a fact or two.
+    means, num_facts = {1: shortest}, 16
+    while num_facts not in means:
+        means[num_facts] = mean(num_facts)
+        slope = (means[num_facts] - shortest) / (num_facts - 1)
+        num_facts = max(1, num_facts + round((tokens - means[num_facts]) / slope))
+    nearest = min(means, key=lambda facts: abs(means[facts] - tokens))
+    return prompt_set(f"long-{nearest}", count=count, seed=seed)
 
 
 def default_set(target_name: str) -> str:
@@ -324,6 +354,16 @@ def _world(name: str, count: int, seed: int) -> list[Prompt]:
         for domain in world.DOMAINS
     ]
     return _take_turns(sets, count)
+
+
+def _long(num_facts: int, count: int, seed: int) -> list[Prompt]:
+    from treedraft.data import world
+
+    drawn = (world.long_example("evaluation", seed=seed, index=index, num_facts=num_facts) for index in range(count))
+    return [
+        Prompt(id=f"long-{num_facts}-{number:03d}", domain=example.domain, turns=(example.user,))
+        for number, example in enumerate(drawn, start=1)
+    ]
 
 
 def _from_file(path: Path, count: int | None) -> list[Prompt]:

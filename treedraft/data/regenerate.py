@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ MAX_PROMPT_TOKENS = 2048
 _MESSAGE_TOKENS = 80
 _MESSAGE_TEMPERATURE = 0.8
 _LONGEST_PERIOD = 64
+LONG_EVERY = 4  # of the prompts called "world-long" every so manieth is a long one ...
+LONG_FACTS = (4, 128)  # ... of this many facts: about 130 to 2,000 tokens of pocket
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int], object]
@@ -37,7 +40,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to generate: at least `tokens` response tokens. `prompts` is "world", "magpie" or the path of a JSONL file.
+    """What to generate: at least `tokens` response tokens. `prompts` is "world", "world-long", "magpie" or a JSONL file.
 
     Prompt i is answered at temperatures[i mod their number].
     """
@@ -56,8 +59,8 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not self.temperatures or any(not 0 <= value < float("inf") for value in self.temperatures):
             raise ValueError(f"temperatures are {self.temperatures}; give one or more numbers of at least 0")
-        if self.prompts not in ("world", "magpie") and not self.prompts.endswith(".jsonl"):
-            raise ValueError(f"unknown prompts {self.prompts!r}; choose world, magpie, or a path ending in .jsonl")
+        if self.prompts not in _SOURCES and not self.prompts.endswith(".jsonl"):
+            raise ValueError(f"unknown prompts {self.prompts!r}; choose {', '.join(_SOURCES)}, or a path ending in .jsonl")
 
 
 def regenerate(target: Target, settings: Settings, folder: Path, *, command: str = "", bar: Any = None) -> TokenStore:
@@ -177,6 +180,22 @@ def _world(target: Target, settings: Settings, indices: range) -> list[_Asked]:
     ]
 
 
+def _world_long(target: Target, settings: Settings, indices: range) -> list[_Asked]:
+    """The world's prompts, every `LONG_EVERY`-th replaced by a long one of the train split."""
+    asked = _world(target, settings, indices)
+    return [prompt if (prompt.index + 1) % LONG_EVERY else _long(target, settings, prompt.index) for prompt in asked]
+
+
+def _long(target: Target, settings: Settings, index: int) -> _Asked:
+    """Every doubling of the number of facts is as likely as any other."""
+    from treedraft.data import world
+
+    (fewest, most), share = LONG_FACTS, random.Random(f"long/{settings.seed}/{index}").random()
+    num_facts = round(fewest * (most / fewest) ** share)
+    example = world.long_example("train", seed=settings.seed, index=index, num_facts=num_facts)
+    return _Asked(index=index, domain=example.domain, ids=target.encode_chat([example.user]))
+
+
 def _jsonl(target: Target, settings: Settings, indices: range) -> list[_Asked]:
     rows = prompt_set(settings.prompts)[indices.start : indices.stop]
     return [
@@ -207,7 +226,11 @@ def _magpie(target: Target, settings: Settings, indices: range) -> list[_Asked]:
     return asked
 
 
-_SOURCES: dict[str, Callable[[Target, Settings, range], list[_Asked]]] = {"world": _world, "magpie": _magpie}
+_SOURCES: dict[str, Callable[[Target, Settings, range], list[_Asked]]] = {
+    "world": _world,
+    "world-long": _world_long,
+    "magpie": _magpie,
+}
 
 
 # -- what is dropped ---------------------------------------------------------------------------------------------------
@@ -254,7 +277,7 @@ def _key(target: Target, prompt: Sequence[int] | np.ndarray) -> str:
 
 def _provenance(target: Target, settings: Settings) -> Provenance:
     prompts = settings.prompts
-    domains = magpie.DOMAINS
+    domains = (*magpie.DOMAINS, "long") if prompts == "world-long" else magpie.DOMAINS
     if prompts.endswith(".jsonl"):
         rows = prompt_set(prompts)
         domains = tuple(sorted({row.domain for row in rows}))

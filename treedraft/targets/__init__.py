@@ -58,6 +58,19 @@ def load_target(
     return target
 
 
+def window_of(name: str) -> int | None:
+    """Tokens of a target's context window, as the config.json on this disk says; None where there is none to read."""
+    from pathlib import Path
+
+    from treedraft.files import read_json
+    from treedraft.run import assets_folder, cache_folder
+
+    for folder in (assets_folder() / name, cache_folder() / name, Path(name)):
+        if (folder / "config.json").is_file():
+            return read_json(folder / "config.json").get("max_position_embeddings")
+    return None
+
+
 def _load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Target:
     if name in target_names():
         return registry.load("targets", name).load(device=device, dtype=dtype)
