@@ -388,4 +388,4 @@ def test_a_ladder_has_a_row_a_tree_and_a_column_a_rung(tmp_path: Path) -> None:
     report.write_report(tmp_path, "ladder")
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["ladder-ladder.png"]
     assert "## Ladder" in (tmp_path / "ladder.md").read_text() and "conditional" in (tmp_path / "ladder.tex").read_text()
-    assert report._stale(tmp_path, "ladder") == []
+    assert report.stale_files(tmp_path, "ladder") == []
