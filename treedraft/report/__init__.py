@@ -3,10 +3,11 @@
 `python -m treedraft.report` regenerates every report of a folder and the tables between markers in README.md and
 ablations/README.md, so that no number is typed by hand; `--check` only says what would change.
 
-Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
-<grid>-survival.png, <grid>-domains.png; of a grid that climbs the conditioning ladder <grid>-ladder.png alone.
+Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv, <grid>.controls.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
+<grid>-survival.png, <grid>-domains.png (of a grid that climbs the conditioning ladder <grid>-ladder.png in their place),
+<grid>-slots.png, <grid>-calibration.png, <grid>-outputs.png. Results from before something was recorded say that it was not.
 
-study.py reads, table.py prints, tables.py says what is in which table, pages.py puts them together.
+study.py reads, table.py prints, tables.py says what is in which table, slots.py and checks.py likewise, pages.py puts them together.
 """
 
 from __future__ import annotations

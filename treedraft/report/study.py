@@ -17,6 +17,12 @@ from treedraft.metrics import BOOTSTRAP_DRAWS, Interval
 Frame = Any  # a pandas table or column; pandas, without types of its own, is imported where it is needed
 RUNGS = ("marginal", "per_depth", "conditional")
 MARGIN, RELATIVE_MARGIN = 0.05, 0.01  # a claim needs a gap of at least this many tokens and this share of tau
+# Columns <group>_<name> of lists, by depth or by bin; results from before they were counted lack them.
+COUNTED = {
+    "spine": ("kept", "left", "off"),
+    "steps": ("drafts", "expected", "accepted"),
+    "paths": ("drafts", "expected", "accepted"),
+}
 FEWEST_PROMPTS = 30  # below it nothing is claimed
 
 
@@ -75,6 +81,11 @@ class Arm:
     sums: np.ndarray
     bootstrap: Bootstrap = field(repr=False)
     survival: np.ndarray
+    spine: Mapping[str, np.ndarray] | None = None
+    """By depth, rounds on and off the greedy spine (see metrics.spine_counts), all training seeds together."""
+    steps: Mapping[str, np.ndarray] | None = None
+    paths: Mapping[str, np.ndarray] | None = None
+    """Drafts by probability (see metrics.tallied): of a step, of a whole path."""
 
     @cached_property
     def taus(self) -> np.ndarray:
@@ -92,7 +103,7 @@ class Arm:
 
     @cached_property
     def interval(self) -> Interval:
-        return _interval(self.tau, self.bootstrap.seeds(self.drawn)[0])
+        return interval_of(self.tau, self.bootstrap.seeds(self.drawn)[0])
 
     def domain(self, name: str) -> Arm:
         """The same arm on the prompts of one domain; the others weigh nothing, so that arms stay paired."""
@@ -132,9 +143,14 @@ class Comparison:
         return "not in " + ", ".join(against) if against else f"all {len(self.by_domain)}"
 
     @property
+    def width(self) -> float:
+        """Of the interval, in tokens."""
+        return self.difference.high - self.difference.low
+
+    @property
     def detectable(self) -> float:
         """The true gap that this many prompts would show in four of five repetitions (2.8 standard errors)."""
-        return 2.8 / 3.92 * (self.difference.high - self.difference.low)
+        return 2.8 / 3.92 * self.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +163,8 @@ class Study:
     cells: Frame
     failed: tuple[tuple[str, str], ...]
     arms: Mapping[tuple[str, Setting], Arm]
+    prompts: Frame
+    controls: Frame | None
     hardware: str
     commit: str
 
@@ -232,6 +250,17 @@ class Study:
             and self.arms[first, setting].prompts == self.arms[second, setting].prompts
         ]
 
+    def headline_arms(self, temperature: float) -> list[Arm]:
+        """Every drafter at about its trained depth, decoded as a chain, and as the last of the trees."""
+        found = [self.at_trained_depth(label, temperature, mode) for label in self.labels for mode in self.main_modes]
+        return [arm for arm in found if arm]
+
+    @cached_property
+    def main_modes(self) -> list[str]:
+        """The chain, and the last (the largest) of the trees."""
+        trees = [mode for mode in self.modes if mode.startswith("tree")]
+        return [mode for mode in self.modes if not mode.startswith("tree")][:1] + trees[-1:]
+
     def source(self, temperature: float | None = None) -> str:
         """Who was measured on how much, where: the end of every caption."""
         cells = self.cells if temperature is None else self.cells[self.cells.temperature == temperature]
@@ -242,7 +271,7 @@ class Study:
 
 
 def load_study(folder: Path, grid: str) -> Study:
-    """Read the three files of a grid; ValueError names what is missing or does not fit."""
+    """Read the files of a grid; ValueError names what is missing or does not fit."""
     info = read_json(_existing(folder / f"{grid}.json", folder))
     table = _read_csv(folder / f"{grid}.cells.csv", folder)
     finished = table.status == "ok"
@@ -250,6 +279,12 @@ def load_study(folder: Path, grid: str) -> Study:
     if "shape" in cells:
         cells["shape"] = cells["shape"].fillna("")
     cells["mode"] = _modes(cells)
+    prompts = _read_csv(folder / f"{grid}.prompts.csv", folder)
+    path = folder / f"{grid}.controls.csv"
+    controls = _read_csv(path, folder) if path.is_file() else None
+    if controls is not None:
+        controls["shape"] = controls["shape"].fillna("")
+        controls["mode"] = _modes(controls)
     failed = tuple((str(row.cell), str(row.status).removeprefix("failed: ")) for row in table[~finished].itertuples())
     return Study(
         name=grid,
@@ -257,7 +292,9 @@ def load_study(folder: Path, grid: str) -> Study:
         pairs=tuple((str(first), str(second)) for first, second in info.get("comparisons", [])),
         cells=cells,
         failed=failed,
-        arms=_arms(cells, _read_csv(folder / f"{grid}.prompts.csv", folder), where=f"{grid}.prompts.csv"),
+        arms=_arms(cells, prompts, where=f"{grid}.prompts.csv"),
+        prompts=prompts,
+        controls=controls,
         hardware=_joined(cells.hardware, info.get("hardware")),
         commit=_joined(cells.commit, info.get("commit")),
     )
@@ -294,6 +331,8 @@ def _read_csv(path: Path, folder: Path) -> Frame:
         "hardware",
         "commit",
         "status",
+        "control",
+        *(f"{group}_{name}" for group, names in COUNTED.items() for name in names),
     )
     try:
         return pd.read_csv(
@@ -344,8 +383,20 @@ def _arms(cells: Frame, prompts: Frame, *, where: str) -> dict[tuple[str, Settin
             label=str(label), setting=setting, prompts=order, domains=domains.loc[list(order)].to_numpy(),
             sums=np.stack([each.to_numpy(float) for each in seeds]), bootstrap=bootstraps[len(order)],
             survival=np.mean([np.array(str(text).split(), dtype=float) for text in rows.survival], axis=0),
+            **{group: counted(rows.to_dict("records"), group) for group in COUNTED},
         )  # fmt: skip
     return arms
+
+
+def counted(rows: Sequence[Mapping[str, Any]], group: str) -> dict[str, np.ndarray] | None:
+    """The lists of a group (see COUNTED), added up over rows of cells; None unless all of them have it."""
+    found = {}
+    for name in COUNTED[group]:
+        texts = [row.get(f"{group}_{name}") for row in rows]
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        found[name] = np.sum([np.array(str(text).split(), dtype=float) for text in texts], axis=0)
+    return found
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:
@@ -353,7 +404,7 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
     return np.divide(emitted, rounds, out=np.full_like(emitted, np.nan), where=rounds > 0)
 
 
-def _interval(value: float, drawn: np.ndarray) -> Interval:
+def interval_of(value: float, drawn: np.ndarray) -> Interval:
     drawn = drawn[~np.isnan(drawn)]
     low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (np.nan, np.nan)
     return Interval(value=value, low=float(low), high=float(high))
@@ -367,7 +418,7 @@ def compare(first: Arm, second: Arm, domains: Sequence[str]) -> Comparison:
         one, other = first.bootstrap.seeds(first.drawn, second.drawn)
     gaps = {name: first.domain(name).tau - second.domain(name).tau for name in domains if name in first.domains}
     return Comparison(
-        first=first, second=second, difference=_interval(first.tau - second.tau, one - other), by_domain=gaps
+        first=first, second=second, difference=interval_of(first.tau - second.tau, one - other), by_domain=gaps
     )
 
 
@@ -377,8 +428,8 @@ def same_drafter(first: Arm, second: Arm, *, ratio: bool) -> Interval | None:
         return None
     (one,), (other,) = first.bootstrap.seeds(first.drawn), second.bootstrap.seeds(second.drawn)
     if ratio:
-        return _interval(first.tau / second.tau, one / other)
-    return _interval(first.tau - second.tau, one - other)
+        return interval_of(first.tau / second.tau, one / other)
+    return interval_of(first.tau - second.tau, one - other)
 
 
 def _span(numbers: Frame) -> str:

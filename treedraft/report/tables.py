@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from treedraft.report.study import MARGIN, RELATIVE_MARGIN, Arm, Setting, Study, same_drafter
+from treedraft.report.slots import calibration_text
+from treedraft.report.study import MARGIN, RELATIVE_MARGIN, Arm, Setting, Study, counted, same_drafter
 from treedraft.report.table import Table
 
 
@@ -40,6 +41,7 @@ def comparison_table(study: Study, temperature: float) -> Table:
                 str(item.difference),
                 item.verdict,
                 item.domains,
+                f"{item.detectable:.2f}",
                 seeds,
             ]
         )
@@ -47,11 +49,11 @@ def comparison_table(study: Study, temperature: float) -> Table:
     caption = (
         f"tau(first) - tau(second) at temperature {temperature:g} with 95 % paired-bootstrap intervals over prompts; "
         f"a verdict needs an interval without 0 and a gap of {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}; "
-        f"intervals are not corrected for their number; the median gap shown with 80 % power is {gap} tokens; "
+        f"intervals are not corrected for their number; resolves: the gap that is shown with 80 % power, the median one {gap} tokens; "
         f"with one training seed a verdict is about two checkpoints, not about two methods; "
         f"{study.source(temperature)}."
     )
-    names = ("first", "second", "mode", "depth", "difference", "verdict", "in domains", "training seeds")
+    names = ("first", "second", "mode", "depth", "difference", "verdict", "in domains", "resolves", "training seeds")
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=4)
 
 
@@ -206,6 +208,7 @@ def cell_table(study: Study) -> Table:
         numbers = [f"{row['tau']:.2f}", f"{row['tau_macro']:.2f}", f"{survived:.3f}", _count(row["mean_nodes"])]
         counts = [_count(row["rounds"]), f"{row['rounds_cut'] / max(row['rounds'], 1):.1%}"]
         interval = f"[{arm.interval.low:.2f}, {arm.interval.high:.2f}]"
+        errors = [calibration_text(counted([row], group)) for group in ("steps", "paths")]
         rows.append(
             [
                 row["label"],
@@ -215,6 +218,7 @@ def cell_table(study: Study) -> Table:
                 f"{row['temperature']:g}",
                 *numbers,
                 *counts,
+                *errors,
                 interval,
             ]
         )
@@ -230,12 +234,14 @@ def cell_table(study: Study) -> Table:
         "nodes",
         "rounds",
         "cut",
+        "ECE of steps",
+        "ECE of paths",
         "95 % of tau, all seeds",
     )
     caption = (
         "tau by prompt is the mean of the tau of every decoding; "
         "full depth is the share of rounds that accept a draft to its end; nodes are a mean, root included; "
-        f"cut is the share of rounds ended by end-of-text or the cap; {study.source()}."
+        f"cut is the share of rounds ended by end-of-text or the cap; ECE is the expected calibration error of q (- where it was not recorded); {study.source()}."
     )
     return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=3)
 
