@@ -10,6 +10,7 @@ from typing import Any
 from treedraft.files import read_json, write_text
 from treedraft.metrics import Interval
 from treedraft.report.checks import control_table, output_table, power_table
+from treedraft.report.floors import floor_table
 from treedraft.report.slots import calibration_table, slot_table, slots_recorded
 from treedraft.report.study import Study, known_grids, load_study
 from treedraft.report.table import WIDTH, Table
@@ -83,7 +84,8 @@ TABLES = {
 def fill_markers(path: Path, folder: Path) -> None:
     """Put generated tables between `<!-- table: GRID headline -->` and `<!-- end -->`. ValueError has file and line.
 
-    `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote, and
+    `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote,
+    `<!-- table: floors TARGET -->` shows floors-TARGET.csv of `python -m treedraft.floors`, and
     `<!-- table: claims verdicts -->` holds the claims of claims.toml, beside the folder, against its grids.
     """
     write_text(path, filled(path, folder))
@@ -99,6 +101,10 @@ def filled(path: Path, folder: Path) -> str:
             if not (folder / f"bench-{kind}.json").is_file():
                 raise ValueError(f"{line}: no bench-{kind}.json in {str(folder)!r}")
             return match[1] + _bench_table(folder / f"bench-{kind}.json") + match[4]
+        if grid == "floors":
+            if not (folder / f"floors-{kind}.csv").is_file():
+                raise ValueError(f"{line}: no floors-{kind}.csv in {str(folder)!r}")
+            return match[1] + floor_table(folder / f"floors-{kind}.csv").markdown() + match[4]
         if grid == "claims":
             from treedraft.verdicts import verdict_table
 
