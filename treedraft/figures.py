@@ -236,8 +236,8 @@ def _slots(study: Study) -> Figure:
 
 
 def _calibration(study: Study) -> Figure:
-    """Reliability at the headline temperature: a point a bin of q, its area the number of drafts; right of a draft given its
-    parent, of whole paths on logarithmic scales."""
+    """Reliability at the headline temperature, a point a bin of q: left of a draft given its parent, right of whole paths, on
+    logarithmic scales."""
     from treedraft.report.slots import FEWEST_ROUNDS
 
     arms = study.headline_arms(study.headline_temperature)
