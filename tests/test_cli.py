@@ -218,6 +218,44 @@ def test_second_call_does_nothing_and_prints_the_same(smoke: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+def test_a_grid_reports_slots_calibration_outputs_and_controls(smoke: Path) -> None:
+    """The controls hold, of what was measured and not typed; counts by slot are those of the rounds."""
+    folder = smoke / "grids/smoke"
+    page = (folder / "smoke.md").read_text()
+    controls = page[page.index("## Controls") : page.index("## Training")]
+    assert controls.count("| yes |") == 2 * 12 + 4 and "| NO |" not in controls and "ot recorded in these" not in page
+    assert all((folder / f"smoke-{name}.png").is_file() for name in ("slots", "calibration", "outputs"))
+    cells = pd.read_csv(folder / "smoke.cells.csv")
+    for row in cells.itertuples():
+        kept, left, off, accepted = (
+            [float(part) for part in str(getattr(row, name)).split()] for name in ("spine_kept", "spine_left", "spine_off", "steps_accepted")
+        )
+        survived = [float(part) for part in str(row.survival).split()]
+        assert [(a + b) / row.rounds for a, b in zip(kept, off, strict=True)] == pytest.approx(survived, abs=6e-5)
+        assert sum(kept) + sum(off) == sum(accepted) and sum(left) <= row.rounds
+        assert row.mode == "tree" or sum(off) == 0
+        assert (row.mode == "tree") == isinstance(row.paths_drafts, str)
+    assert set(pd.read_csv(folder / "smoke.prompts.csv").looped) <= {0, 1}
+
+
+def test_a_cell_from_before_slots_were_recorded_is_measured_anew(smoke: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(smoke, tmp_path / "runs")
+    old, *others = sorted((tmp_path / "runs/cells").glob("*/result.json"))
+    before = {path: path.stat().st_mtime_ns for path in others}
+    found = json.loads(old.read_text())
+    old.write_text(json.dumps({key: value for key, value in found.items() if key not in ("spine", "steps", "paths")}))
+    listed = run("treedraft.ablate", "--grid", "smoke", "--dry-run", runs=tmp_path / "runs").stdout
+    assert listed.count("trained") == 1
+    assert run("treedraft.ablate", "--grid", "smoke", runs=tmp_path / "runs").returncode == 0
+    again = json.loads(old.read_text())
+    assert {key: again[key] for key in found if key not in ("hardware", "commit")} == {
+        key: found[key] for key in found if key not in ("hardware", "commit")
+    }
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
 def test_killed_grid_ends_with_the_same_numbers(smoke: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "TREEDRAFT_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1"}
     for marker in ("features", "train/*/checkpoint.pt", "cells/*/result.json"):

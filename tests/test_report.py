@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from treedraft import report
-from treedraft.metrics import Counts, paired_difference, seeded_difference
+from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
+from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
+from treedraft.report.slots import calibration_error, calibration_table, slot_shares, slot_table
 
 ROOT = Path(__file__).parents[1]
 CORE = [
@@ -39,8 +41,12 @@ def make_grid(
     train_seeds: dict[str, int] | None = None,
     budgets: Sequence[int] = (255,),
     failed: Sequence[str] = (),
+    recorded: bool = False,
 ) -> None:
-    """Rounds that accept geometrically, better for causal corrections, trees, low temperature and easy prompts."""
+    """Rounds that accept geometrically, better for causal corrections, trees, low temperature and easy prompts.
+
+    With `recorded` what newer results add: spines, drafts by probability, loops and controls.
+    """
     rng = np.random.default_rng(1)
     ease = rng.normal(0, 0.03, prompts)
     cells, rows = [], []
@@ -75,6 +81,7 @@ def make_grid(
                                     rows.append({
                                         **common, "prompt": f"{domain}-{place:03d}", "domain": domain, "sampling_seed": seed,
                                         "emitted": int((drawn + 1).sum()), "rounds": 20, "rounds_cut": 1,
+                                        **({"looped": int(place == 0)} if recorded else {}),
                                     })  # fmt: skip
                             every = np.stack(accepted)
                             taus = {
@@ -83,11 +90,12 @@ def make_grid(
                             }
                             survival = [(every >= d).mean() for d in range(1, depth + 1)]
                             broken = cell in failed
+                            more = recorded_columns(every, depth, tree=mode == "tree") if recorded and not broken else {}
                             cells.append({
                                 "grid": name, **common, "width": 7, "budget": budget, "scorer": "conditional",
                                 "tau": "" if broken else (every + 1).mean(), "tau_macro": (every + 1).mean(1).mean(), **taus, "prompts": prompts,
                                 "decodings": prompts * seeds, "rounds": every.size, "rounds_cut": len(every), "emitted": int((every + 1).sum()),
-                                "mean_nodes": budget if mode == "tree" else depth + 1, "survival": " ".join(f"{s:.6g}" for s in survival),
+                                "mean_nodes": budget if mode == "tree" else depth + 1, "survival": " ".join(f"{s:.6g}" for s in survival), **more,
                                 "trained_depth": 15, "parameters_backbone": 1_000_000, "parameters_context": 50_000,
                                 "parameters_correction": 0 if "none" in label else 120_000, "train_steps": 400, "train_blocks": 102_400,
                                 "train_seconds": 81.5, "target": "pocket", "hardware": "a processor, 2 threads", "commit": "0123456",
@@ -96,9 +104,11 @@ def make_grid(
     folder.mkdir(parents=True, exist_ok=True)
     for part, table in (("cells", cells), ("prompts", [row for row in rows if row["cell"] not in failed])):
         with (folder / f"{name}.{part}.csv").open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, table[0].keys())
+            writer = csv.DictWriter(stream, dict.fromkeys(key for row in table for key in row))
             writer.writeheader()
             writer.writerows(table)
+    if recorded:
+        write_controls(folder / f"{name}.controls.csv", rows)
     pairs = [[f"{b}/{c}", f"{b}/none"] for c in ("markov", "attention") for b in ("causal", "bidirectional")]
     pairs += [[f"{b}/attention", f"{b}/markov"] for b in ("causal", "bidirectional")]
     pairs += [[f"causal/{c}", f"bidirectional/{c}"] for c in ("none", "markov", "attention")]
@@ -111,6 +121,42 @@ def make_grid(
         "n_prompts": prompts,
     }
     (folder / f"{name}.json").write_text(json.dumps(info))
+
+
+def recorded_columns(accepted: np.ndarray, depth: int, *, tree: bool) -> dict[str, str]:
+    """Paths leave the spine after one draft in every other round; q says twice what comes true."""
+    accepted = accepted.ravel()
+    spine = np.where(np.arange(len(accepted)) % 2 & tree, np.minimum(accepted, 1), accepted)
+    rounds = Rounds(prompt="", domain="", seed=0, accepted=accepted, emitted=accepted + 1, nodes=accepted, spine=spine)
+    steps, paths = ("100 100", "20 80", "10 40"), ("1000 200", "20 90", "10 45")
+    lists: dict[str, Sequence[object]] = {f"spine_{key}": values for key, values in (spine_counts([rounds], depth) or {}).items()}
+    lists |= {f"steps_{key}": text.split() for key, text in zip(("drafts", "expected", "accepted"), steps, strict=True)}
+    if tree:
+        lists |= {f"paths_{key}": text.split() for key, text in zip(("drafts", "expected", "accepted"), paths, strict=True)}
+    return {key: " ".join(map(str, values)) for key, values in lists.items()}
+
+
+def write_controls(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """The three controls of the first cell's setting."""
+    own = [row for row in rows if row["cell"] == rows[0]["cell"]]
+    setting = {"mode": rows[0]["mode"], "depth": rows[0]["depth"], "temperature": rows[0]["temperature"]}
+    table = []
+    for control in ("always right", "never right", "measured again"):
+        for prompt in dict.fromkeys(row["prompt"] for row in own):
+            parts = [row for row in own if row["prompt"] == prompt]
+            emitted, full = sum(int(str(row["emitted"])) for row in parts), int(str(rows[0]["depth"])) + 1
+            fewest = sum(-(-int(str(row["emitted"])) // full) for row in parts)
+            each, rounds = {"always right": (full, fewest), "never right": (1, emitted)}.get(control, (1, 20 * len(parts)))
+            named = {"label": rows[0]["label"], "cell": rows[0]["cell"]} if control == "measured again" else {"label": "", "cell": ""}
+            table.append({
+                "control": control, **named, **setting, "width": 7, "budget": 255, "scorer": "conditional", "admit": "fanout", "shape": "",
+                "full": full, "prompt": prompt, "decodings": len(parts), "emitted": emitted, "rounds": rounds, "rounds_cut": 1,
+                "fewest_rounds": fewest, "least": each, "most": each,
+            })  # fmt: skip
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, table[0].keys())
+        writer.writeheader()
+        writer.writerows(table)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +273,7 @@ def test_the_page_says_what_was_measured(results: Path) -> None:
 def test_the_same_input_gives_the_same_bytes(results: Path) -> None:
     written = [*results.glob("made.md"), *results.glob("made.tex"), *results.glob("made-*.png")]
     before = {path: path.read_bytes() for path in written}
-    assert len(before) == 5 and all(len(data) < 150_000 for data in before.values())
+    assert len(before) == 6 and all(len(data) < 150_000 for data in before.values())
     report.write_report(results, "made")
     assert {path: path.read_bytes() for path in written} == before
 
@@ -386,6 +432,124 @@ def test_a_ladder_has_a_row_a_tree_and_a_column_a_rung(tmp_path: Path) -> None:
     arms = [study.arm("causal/markov", 1.0, mode[rung], 15) for rung in study.rungs]
     assert all(arms) and table.rows[1][3:6] == [f"{arm.tau:.2f}" for arm in arms if arm]
     report.write_report(tmp_path, "ladder")
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["ladder-ladder.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["ladder-ladder.png", "ladder-outputs.png"]
     assert "## Ladder" in (tmp_path / "ladder.md").read_text() and "conditional" in (tmp_path / "ladder.tex").read_text()
-    assert report._stale(tmp_path, "ladder") == []
+    assert report.stale_files(tmp_path, "ladder") == []
+
+
+# -- what tells whether to believe it ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small grid with everything that newer results record, reported."""
+    folder = tmp_path_factory.mktemp("newer")
+    make_grid(folder, labels=CORE[:2], depths=(5, 7), train_seeds={CORE[1]: 2}, recorded=True)
+    report.write_report(folder, "made")
+    return folder
+
+
+def test_old_results_say_what_they_lack(results: Path) -> None:
+    page = (results / "made.md").read_text()
+    assert page.count("Not recorded in these results.") == 2 and "not recorded" in page[page.index("## Outputs") :]
+    study = report.load_study(results, "made")
+    assert slot_table(study, 1.0) is None and calibration_table(study, 1.0) is None
+    table = control_table(study)
+    assert table is not None and [row[0] for row in table.rows] == ["two sampling seeds"]
+
+
+def test_slots_are_shares_of_the_rounds_that_came_so_far(newer: Path) -> None:
+    study = report.load_study(newer, "made")
+    arm = study.arm("causal/none", 1.0, "tree", 7)
+    assert arm is not None and arm.spine is not None
+    reached, on, off = slot_shares(arm)
+    assert reached == pytest.approx(arm.survival, abs=1e-6)
+    kept, gone = arm.spine["kept"], arm.spine["off"]
+    for slot in range(1, 7):  # by hand, of the rounds whose path was on the spine, or off it, one slot before
+        assert on[slot] == pytest.approx((kept[slot] + arm.spine["left"][slot]) / kept[slot - 1])
+        if gone[slot - 1]:
+            assert off[slot] == pytest.approx((gone[slot] - arm.spine["left"][slot]) / gone[slot - 1])
+    chain = study.arm("causal/none", 1.0, "chain", 7)
+    assert chain is not None and np.isnan(slot_shares(chain)[2]).all()
+    # On or off, every slot adds up to the conditional acceptance of all rounds.
+    before = np.concatenate([[1.0], reached[:-1]])
+    rounds = arm.sums[..., 1].sum()
+    on_before, off_before = np.concatenate([[rounds], kept[:-1]]), np.concatenate([[0], gone[:-1]])
+    whole = (np.nan_to_num(on) * on_before + np.nan_to_num(off) * off_before) / (on_before + off_before)
+    assert whole == pytest.approx(reached / before)
+    two = study.arm("causal/markov", 1.0, "tree", 7)
+    assert two is not None and two.spine is not None and len(two.taus) == 2
+    assert slot_shares(two)[0] == pytest.approx(two.survival, abs=1e-6)
+
+
+def test_calibration_error_by_hand(newer: Path) -> None:
+    study = report.load_study(newer, "made")
+    arm = study.arm("causal/none", 1.0, "tree", 7)
+    assert arm is not None
+    assert calibration_error(arm.steps) == pytest.approx((10 + 40) / 200)
+    assert calibration_error(arm.paths) == pytest.approx((10 + 45) / 1200)
+    assert np.isnan(calibration_error(None))
+    table = calibration_table(study, 1.0)
+    assert table is not None and {row[1] for row in table.rows} == {"chain", "tree"}
+    tree = next(row for row in table.rows if row[:2] == ["causal/none", "tree"])
+    assert tree[2:5] == ["0.500", "0.250", "0.2500"] and tree[7] == "0.0458"
+    assert next(row for row in table.rows if row[1] == "chain")[5:] == ["-", "-", "-"]
+
+
+def test_outputs_are_counted_once(newer: Path) -> None:
+    study = report.load_study(newer, "made")
+    outputs = outputs_of(study)
+    assert len(outputs) == 2 * 40 * 3 and outputs.looped.sum() == 2 * 3
+    rows = {(row[0], row[1]): row for row in output_table(study).rows}
+    assert rows["1", "all"][2] == "120" and rows["1", "all"][-1] == "2.5%"  # the first of 40 prompts
+    assert rows["0", "code"][-1] == "0.0%"
+
+
+def test_controls_hold_and_a_wrong_one_is_seen(newer: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    def verdicts(folder: Path) -> dict[str, str]:
+        table = control_table(report.load_study(folder, "made"))
+        return {row[0]: row[-1] for row in table.rows if row[0] != "two sampling seeds"}
+
+    assert verdicts(newer) == {"always right": "yes", "never right": "yes", "measured again causal/none": "yes"}
+    for name in ("made.json", "made.cells.csv", "made.prompts.csv"):
+        (tmp_path / name).write_bytes((newer / name).read_bytes())
+    controls = pd.read_csv(newer / "made.controls.csv")
+    first = controls.groupby("control").head(1).index
+    controls.loc[first, "rounds"] += 1
+    controls.to_csv(tmp_path / "made.controls.csv", index=False)
+    assert verdicts(tmp_path) == {"always right": "NO", "never right": "NO", "measured again causal/none": "NO"}
+
+
+def test_sampling_seeds_are_paired_by_prompt(newer: Path) -> None:
+    study = report.load_study(newer, "made")
+    arm = study.arm("causal/none", 1.0, "tree", 7)
+    assert arm is not None
+    with (newer / "made.prompts.csv").open() as stream:
+        rows = [r for r in csv.DictReader(stream) if (r["label"], r["depth"], r["mode"], r["temperature"]) == ("causal/none", "7", "tree", "1.0")]
+    arms = [
+        Counts(prompts=[r["prompt"] for r in own], emitted=[float(r["emitted"]) for r in own], rounds=[float(r["rounds"]) for r in own])
+        for own in ([r for r in rows if r["sampling_seed"] == seed] for seed in "01")
+    ]
+    found, expected = seed_difference(study, arm), paired_difference(*arms)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+
+
+def test_power_says_how_wide_intervals_are(newer: Path) -> None:
+    study = report.load_study(newer, "made")
+    table = power_table(study)
+    assert table is not None and len(table.rows) == len(study.comparisons) == 8
+    for row, item in zip(table.rows, study.comparisons, strict=True):
+        width = item.difference.high - item.difference.low
+        assert row[5:8] == [f"{width:.2f}", "yes" if width < 0.15 else "no", f"{2.8 / 3.92 * width:.2f}"]
+        assert row[8] == "2 / 1"
+
+
+def test_a_newer_page_has_every_section(newer: Path) -> None:
+    page = (newer / "made.md").read_text()
+    for text in ("## Slot by slot", "made-slots.png", "made-calibration.png", "made-outputs.png", "## Controls", "## Power", "of those off it"):
+        assert text in page
+    assert "ot recorded in these" not in page and "nan" not in page and page.count("| NO |") == 0
+    assert report.stale_files(newer, "made") == []

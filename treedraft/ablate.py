@@ -14,7 +14,7 @@ from typing import Any
 from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import parse_settings, read_toml
 from treedraft.grid import Cell, Grid, load_grids
-from treedraft.run import runs_folder
+from treedraft.run import is_measured, runs_folder
 
 GRIDS = Path(__file__).parent.parent / "ablations"
 
@@ -57,11 +57,12 @@ def main() -> int:
     _check_windows(cells)
     if arguments.dry_run:
         return _dry_run(cells)
-    failures = _run(cells, arguments)
+    failures = _run(cells, grids, arguments)
     if arguments.cell is not None:
         return _print_cell(cells[0], failures)
     from treedraft import report
     from treedraft.cells import collect, write_rows
+    from treedraft.controls import control_rows
 
     # A part of a grid, or a grid with other settings, must not replace the tables of the whole one.
     partial = any((arguments.limit, arguments.target, settings))
@@ -70,7 +71,7 @@ def main() -> int:
     for grid in grids:
         own = [cell for cell in grid.cells if cell.cell_id in chosen]
         if own:
-            write_rows(folder, grid, *collect(own, failures, grid.name))
+            write_rows(folder, grid, *collect(own, failures, grid.name), control_rows(own))
             report.write_report(folder, grid.name)
             report.print_table(folder, grid.name)
     print(f"tables and figures: {folder}")
@@ -106,7 +107,7 @@ def _list() -> int:
 def _dry_run(cells: list[Cell]) -> int:
     for cell in cells:
         trained = (runs_folder() / "train" / cell.arm.train_id / "result.json").is_file()
-        measured = (runs_folder() / "cells" / cell.cell_id / "result.json").is_file()
+        measured = is_measured(runs_folder() / "cells" / cell.cell_id)
         print(f"{'done   ' if measured else 'trained' if trained else 'missing'} {cell.cell_id}")
     return 0
 
@@ -138,30 +139,36 @@ def _check_windows(cells: list[Cell]) -> None:
             cell.evaluate.check_window(cell.arm.target, int(window * (ntk_factor(scaling) if scaling else 1)))
 
 
-def _run(cells: list[Cell], arguments: Arguments) -> dict[str, str]:
+def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str, str]:
     """Do what is missing; reasons of the cells that failed."""
-    from treedraft.cells import Workbench, cell_folder, is_done, is_timed
+    from treedraft.cells import Workbench, cell_folder, is_timed
+    from treedraft.controls import missing_controls
     from treedraft.jobs import run_side_by_side
 
-    missing = [cell for cell in cells if not is_done(cell_folder(cell))]
+    missing = [cell for cell in cells if not is_measured(cell_folder(cell))]
     untimed = [cell for cell in cells if not is_timed(cell)]
-    if not (missing or untimed):
+    chosen = set() if arguments.cell is not None else {cell.cell_id for cell in cells}
+    checked = [[cell for cell in grid.cells if cell.cell_id in chosen] for grid in grids]
+    if not (missing or untimed or any(map(missing_controls, checked))):
         return {}
-    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing + untimed})
+    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing + untimed or cells})
     if len(scalings) > 1:
         raise ValueError(f"one target serves a grid: train.rope_scaling is one for all arms, not {', '.join(scalings)}")
-    first = (missing + untimed)[0].arm
+    first = (missing + untimed or cells)[0].arm
     bench = Workbench(first.target, cache_gb=arguments.cache_gb, rope_scaling=first.train.rope_scaling)
     by_arm: dict[str, list[Cell]] = {}
     for cell in missing:
         by_arm.setdefault(cell.arm.train_id, []).append(cell)
     for group in by_arm.values():
         bench.check(group[0].arm)
-    failures = run_side_by_side(bench, list(by_arm.values()), arguments.jobs) if missing else {}
+    failures = run_side_by_side(bench, list(by_arm.values()), arguments.jobs) if by_arm else {}
     # Clocks are read when no other cell is at work.
     for cell in untimed:
         if cell.cell_id not in failures:
             bench.time(cell)
+    for own in checked:
+        for control in missing_controls(own):
+            control.measure(bench)
     return failures
 
 

@@ -25,7 +25,7 @@ from treedraft.drafter import Drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
-from treedraft.run import commit, hardware, rank_and_world, runs_folder, seed_everything
+from treedraft.run import commit, hardware, is_measured, rank_and_world, runs_folder, seed_everything
 from treedraft.speculate import stage_costs
 from treedraft.targets import load_target, parse_dtype
 from treedraft.targets.hf import Target
@@ -94,11 +94,13 @@ class Workbench:
     def evaluate(self, cell: Cell) -> dict[str, Any]:
         """Decode a cell by replay, or return what was measured before; its arm has to be trained."""
         folder = cell_folder(cell)
-        if is_done(folder):
+        if is_measured(folder):
             return files.read_json(folder / "result.json")
         replay = self.replay(cell.evaluate, cell.decode.temperature)
         rounds = replay.run(self.drafter(cell.arm), cell.decode)
-        files.write_json(folder / "prompts.json", [_prompt_row(item) for item in rounds])
+        files.write_json(folder / "prompts.json", [
+            {**prompt_row(item), "looped": int(replay.looped[item.prompt, item.seed])} for item in rounds
+        ])  # fmt: skip
         result = {
             "cell": cell.cell_id,
             "train": cell.arm.train_id,
@@ -195,7 +197,8 @@ def draft_vocabulary(features: FeatureCache, target: Target, size: int) -> torch
     return torch.from_numpy(np.sort(kept))
 
 
-def _prompt_row(item: Rounds) -> dict[str, Any]:
+def prompt_row(item: Rounds) -> dict[str, Any]:
+    """What <grid>.prompts.csv says of one decoding."""
     return {
         "prompt": item.prompt,
         "domain": item.domain,
@@ -234,12 +237,18 @@ def collect(
 
 
 def write_rows(
-    folder: Path, grid: Grid, cell_rows: Sequence[Mapping[str, Any]], prompt_rows: Sequence[Mapping[str, Any]]
+    folder: Path,
+    grid: Grid,
+    cell_rows: Sequence[Mapping[str, Any]],
+    prompt_rows: Sequence[Mapping[str, Any]],
+    control_rows: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """The three files that reports are made from: GRID.cells.csv, GRID.prompts.csv and GRID.json."""
+    """The files that reports are made from: GRID.cells.csv, GRID.prompts.csv, GRID.controls.csv and GRID.json."""
     import pandas as pd
 
-    for name, rows in (("cells", cell_rows), ("prompts", prompt_rows)):
+    for name, rows in (("cells", cell_rows), ("prompts", prompt_rows), ("controls", control_rows)):
+        if name == "controls" and not rows:
+            continue
         with files.replacing(folder / f"{grid.name}.{name}.csv") as path:
             # A failed cell lacks counts; integers beside a gap stay integers.
             pd.DataFrame(list(rows)).convert_dtypes().to_csv(path, index=False, float_format="%.6g")
@@ -271,6 +280,11 @@ def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> di
         **{name: result[name] for name in plain},
         **{f"tau_{domain}": value for domain, value in result["tau_by_domain"].items()},
         "survival": " ".join(f"{value:.4f}" for value in result["survival"]),
+        **{
+            f"{group}_{name}": " ".join(f"{value:g}" for value in values)
+            for group in ("spine", "steps", "paths")
+            for name, values in (result.get(group) or {}).items()
+        },
         **{f"parameters_{part}": count for part, count in trained["parameters"].items()},
         **{f"train_{name}": trained[name] for name in ("steps", "blocks", "seconds")},
         "status": "ok",

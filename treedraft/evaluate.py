@@ -8,8 +8,9 @@ the same lengths, round by round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import Prompt
 from treedraft.drafter import Drafter
-from treedraft.metrics import Rounds
+from treedraft.metrics import Rounds, ends_in_loop
 from treedraft.ops.memory import Taps
 from treedraft.targets.generate import generate
 from treedraft.targets.hf import Target
@@ -99,18 +100,32 @@ class Replay:
         self.groups = [self.trajectories[i : i + at_once] for i in range(0, len(self.trajectories), at_once)]
         self.taps: dict[Taps, list[Tensor]] = {}
 
-    @torch.no_grad()
     def run(self, drafter: Drafter, config: DecodeConfig) -> list[Rounds]:
         """The rounds of every trajectory, in order of length. The drafter must be attached to this target."""
-        taps = self._taps()
-        pairs = zip(self.groups, taps, strict=True)
-        return [rounds for group, features in pairs for rounds in _replay_group(drafter, config, group, features)]
+        return self.judge(drafter, config, self._taps())
+
+    @torch.no_grad()
+    def judge(self, drafter: Drafter, config: DecodeConfig, features: Sequence[Tensor]) -> list[Rounds]:
+        """The same of a drafter that remembers other features than the target's: [S, T, C] of every group."""
+        pairs = zip(self.groups, features, strict=True)
+        return [rounds for group, own in pairs for rounds in _replay_group(drafter, config, group, own)]
+
+    def padded_ids(self) -> list[Tensor]:
+        """Token ids [S, T] of every group."""
+        return [_padded_ids(group).to(self.target.device) for group in self.groups]
+
+    @cached_property
+    def looped(self) -> dict[tuple[str, int], bool]:
+        """Of every prompt and seed, whether the answer ended in a repetition loop; end-of-text does not count."""
+        stops = list(self.target.eos_token_ids)
+        answers = {(item.prompt, item.seed): item.ids[item.prompt_length :] for item in self.trajectories}
+        return {key: ends_in_loop(ids[: -1 if ids[-1] in stops else None]) for key, ids in answers.items()}
 
     def _taps(self) -> list[Tensor]:
         """Features [S, T, C] of every group under what the target taps now."""
         key = self.target.taps
         if key not in self.taps:
-            self.taps[key] = [self._trace(_padded_ids(group)) for group in self.groups]
+            self.taps[key] = [self._trace(ids) for ids in self.padded_ids()]
         return self.taps[key]
 
     def _trace(self, ids: Tensor, rows_at_once: int = 16) -> Tensor:
@@ -129,7 +144,8 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     ids[torch.arange(ids.shape[1], device=device) >= lengths[:, None]] = -1
     memory = drafter.remember(taps, torch.arange(taps.shape[1], device=device))
     anchors = torch.tensor([item.prompt_length for item in group], device=device)
-    log: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    log: list[tuple[Tensor, ...]] = []
+    tallies: dict[str, Tensor] = {}
     active = (anchors < lengths - 1).nonzero().squeeze(1)
     memory = memory.rows(active)
     while len(active):
@@ -137,25 +153,32 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
         hidden = drafter.hidden(memory, ids[active, at, None], at[:, None], depth)[:, 0]
         scorer = drafter.scorer(hidden, ids[active, at], config.scorer, candidates=config.candidates)
         continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
-        accepted, nodes = builder.replay(ids[active, at], scorer, continuation)
-        emitted = torch.minimum(accepted + 1, lengths[active] - 1 - at)
-        log.append((active, accepted, emitted, nodes))
-        anchors[active] = at + accepted + 1
+        found = builder.replay(ids[active, at], scorer, continuation)
+        emitted = torch.minimum(found.accepted + 1, lengths[active] - 1 - at)
+        log.append((active, found.accepted, emitted, found.nodes, found.spine))
+        for name, counted in (("steps", found.steps), ("paths", found.paths)):
+            if counted is not None:
+                whole = tallies.setdefault(name, counted.new_zeros((len(group), *counted.shape[1:])))
+                whole.index_add_(0, active, counted)
+        anchors[active] = at + found.accepted + 1
         alive = anchors[active] < lengths[active] - 1
         if not bool(alive.all()):
             active, memory = active[alive], memory.rows(alive.nonzero().squeeze(1))
-    return _collect(group, log)
+    return _collect(group, log, {name: whole.cpu().numpy() for name, whole in tallies.items()})
 
 
-def _collect(group: Sequence[Trajectory], log: Sequence[tuple[Tensor, ...]]) -> list[Rounds]:
+def _collect(
+    group: Sequence[Trajectory], log: Sequence[tuple[Tensor, ...]], tallies: Mapping[str, np.ndarray]
+) -> list[Rounds]:
     if log:
-        owner, accepted, emitted, nodes = (torch.cat(parts).cpu().numpy() for parts in zip(*log, strict=True))
+        owner, accepted, emitted, nodes, spine = (torch.cat(parts).cpu().numpy() for parts in zip(*log, strict=True))
     else:
-        owner = accepted = emitted = nodes = np.zeros(0, dtype=np.int64)
+        owner = accepted = emitted = nodes = spine = np.zeros(0, dtype=np.int64)
     return [
         Rounds(
             prompt=item.prompt, domain=item.domain, seed=item.seed,
             accepted=accepted[owner == i], emitted=emitted[owner == i], nodes=nodes[owner == i],
+            spine=spine[owner == i], **{name: whole[i] for name, whole in tallies.items()},
         )
         for i, item in enumerate(group)
     ]  # fmt: skip

@@ -36,11 +36,17 @@ Decode = Callable[[int], str]
 
 def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
     """Name in <grid>-NAME.png and how it is drawn."""
+    from treedraft.report.slots import slots_recorded
+
     if study.rungs:
-        return {"ladder": _ladder}
-    if study.contexts:
-        return {"context": _context}
-    return {"tau": _tau, "survival": _survival, "domains": _domains}
+        found = {"ladder": _ladder}
+    elif study.contexts:
+        found = {"context": _context}
+    else:
+        found = {"tau": _tau, "survival": _survival, "domains": _domains}
+    if slots_recorded(study):
+        found |= {"slots": _slots, "calibration": _calibration}
+    return {**found, "outputs": _outputs}
 
 
 def write_figures(study: Study, folder: Path) -> None:
@@ -208,6 +214,103 @@ def _domains(study: Study) -> Figure:
         height=height,
         legend=[("domain", handles)],
     )
+
+
+def _slots(study: Study) -> Figure:
+    """Acceptance by draft position at the headline temperature, of paths on and off the greedy spine."""
+    from treedraft.report.slots import slot_shares
+
+    arms = study.headline_arms(study.headline_temperature)
+    panels = [(mode, 1, "on the greedy spine") for mode in study.main_modes]
+    panels += [(mode, 2, "off it") for mode in study.main_modes if mode.startswith("tree")]
+
+    def panel(axes: Axes, place: int) -> None:
+        mode, row, name = panels[place]
+        for arm in arms:
+            shares = slot_shares(arm) if arm.setting.mode == mode else None
+            if shares is not None:
+                axes.plot(np.arange(1, shares.shape[1] + 1), shares[row], **{**_look(study, arm.label), "markersize": 3.5})
+        axes.set_title(f"{mode}, {name}")
+        axes.set(ylim=(0, 1.02), xlabel="draft position d (tokens)")
+        axes.set_xticks(_ticks(max(arm.setting.depth for arm in arms)))
+        _mark_trained(study, axes)
+
+    title = f"acceptance slot by slot, temperature {study.headline_temperature:g}"
+    y = "rounds that accept a draft, of those so far"
+    return _row(study, panel, len(panels), title=title, y=y, legend=_identity_legend(study))
+
+
+def _calibration(study: Study) -> Figure:
+    """Reliability at the headline temperature, a point a bin of q: left of a draft given its parent, right of whole paths, on
+    logarithmic scales."""
+    from treedraft.report.slots import FEWEST_ROUNDS
+
+    arms = study.headline_arms(study.headline_temperature)
+    arms = [arm for arm in arms if arm.setting.mode == study.main_modes[-1]]
+    panels = [("steps", "drafts below accepted nodes, q under the parent"), ("paths", "all drafts, q of the path")]
+    panels = panels[: 1 + any(arm.paths is not None for arm in arms)]
+
+    def panel(axes: Axes, place: int) -> None:
+        name, title = panels[place]
+        ends = (0, 1) if name == "steps" else (3e-6, 1)
+        axes.plot(ends, ends, color="0.6", linewidth=1, zorder=1)
+        for arm in arms:
+            counts = getattr(arm, name)
+            if counts is not None:
+                shown = counts["drafts"] >= FEWEST_ROUNDS
+                x, y = (counts[part][shown] / counts["drafts"][shown] for part in ("expected", "accepted"))
+                axes.plot(x, y, **{**_look(study, arm.label), "markersize": 3.5})
+        scale = "linear" if name == "steps" else "log"
+        axes.set(xscale=scale, yscale=scale, xlim=ends, ylim=ends, aspect="equal", xlabel="mean q of a bin")
+        axes.set_title(title)
+
+    title = f"calibration, {study.main_modes[-1]}, temperature {study.headline_temperature:g}"
+    return _row(study, panel, len(panels), title=title, y="share accepted", legend=_identity_legend(study)[:-1], share=False)
+
+
+def _outputs(study: Study) -> Figure:
+    """Histogram of output lengths, a panel a temperature, domains stacked."""
+    from treedraft.report.checks import outputs_of
+
+    outputs, domains = outputs_of(study), study.domains
+    edges = np.linspace(0, max(outputs.length.max(), 1), 25)
+
+    def panel(axes: Axes, place: int) -> None:
+        temperature = study.temperatures[place]
+        own = outputs[outputs.temperature == temperature]
+        lengths = [own.length[own.domain == name].to_numpy() for name in domains]
+        axes.hist(lengths, bins=edges.tolist(), stacked=True, color=[_palette()[i % 10] for i in range(len(domains))], linewidth=0)
+        axes.set_title(f"temperature {temperature:g}" + (" (greedy)" if temperature == 0 else ""))
+        axes.set_xlabel("length of an output (tokens)")
+
+    handles = [_patch(_palette()[i % 10], name) for i, name in enumerate(domains)]
+    return _row(study, panel, len(study.temperatures), title="what the target wrote", y="outputs", legend=[("domain", handles)], share=False)
+
+
+def _row(
+    study: Study,
+    panel: Callable[[Axes, int], None],
+    count: int,
+    *,
+    title: str,
+    y: str,
+    legend: Sequence[tuple[str, list[Any]]],
+    share: bool = True,
+) -> Figure:
+    """Panels side by side."""
+    import seaborn as sns
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.7 * count + 1.4, 3.6), layout="constrained")
+    row = figure.subplots(1, count, squeeze=False, sharey=share)[0]
+    for place, axes in enumerate(row):
+        panel(axes, place)
+        axes.grid(linewidth=0.6, color="0.9")
+    row[0].set_ylabel(y)
+    sns.despine(fig=figure)
+    figure.suptitle(f"{study.name}: {title}\n", fontweight="bold", linespacing=0.5)
+    _legends(figure, legend)
+    return figure
 
 
 def _ladder(study: Study) -> Figure:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from treedraft.cells import Workbench, cell_folder, is_done, steps_done, train_folder
 from treedraft.grid import Cell
+from treedraft.run import is_measured
 
 _CELL_STEPS = 40  # measuring a cell takes about as long as that many training steps
 
@@ -67,7 +68,7 @@ def _work(group: Sequence[Cell]) -> int:
 
 
 def _done(group: Sequence[Cell]) -> int:
-    measured = sum(is_done(cell_folder(cell)) for cell in group)
+    measured = sum(is_measured(cell_folder(cell)) for cell in group)
     return steps_done(group[0].arm) + _CELL_STEPS * measured
 
 
@@ -92,7 +93,7 @@ def _outcome(group: Sequence[Cell], future: Future[dict[str, str]]) -> dict[str,
     try:
         return future.result()
     except Exception as error:  # a worker that died takes its pool with it
-        return {cell.cell_id: _reason(error) for cell in group if not is_done(cell_folder(cell))}
+        return {cell.cell_id: _reason(error) for cell in group if not is_measured(cell_folder(cell))}
 
 
 def _reason(error: Exception) -> str:

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 BOOTSTRAP_DRAWS = 10_000
+# An answer ends in a loop if its last tokens are one n-gram of at most so many tokens, so often at least, and so long in all.
+LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 64, 4, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, nodes [R] with the root."""
+    """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, nodes [R] with the root.
+
+    Replay adds spine [R], the accepted drafts before the path leaves the greedy spine, and tallies [bins, 3] of drafts by
+    probability (number, summed probability, accepted): `steps` of those below accepted nodes, by q under their parent;
+    `paths` of all drafts of a tree, by q of their path.
+    """
 
     prompt: str
     domain: str
@@ -24,6 +31,9 @@ class Rounds:
     accepted: np.ndarray
     emitted: np.ndarray
     nodes: np.ndarray
+    spine: np.ndarray | None = None
+    steps: np.ndarray | None = None
+    paths: np.ndarray | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -66,6 +76,31 @@ def conditional(survived: np.ndarray) -> np.ndarray:
     return np.divide(survived, before, out=np.full_like(survived, np.nan), where=before > 0)
 
 
+def spine_counts(rounds: Sequence[Rounds], depth: int) -> dict[str, list[int]] | None:
+    """By depth d = 1..depth, the rounds whose accepted path at d is still on the greedy spine ("kept"), left it with the
+    draft at d ("left"), or is off it, having left at d or before ("off"); None where spines were not followed."""
+    if not rounds or any(item.spine is None for item in rounds):
+        return None
+    accepted = np.concatenate([item.accepted for item in rounds])[:, None]
+    spine = np.concatenate([item.spine for item in rounds if item.spine is not None])[:, None]
+    place = np.arange(1, depth + 1)
+    found = {
+        "kept": spine >= place,
+        "left": (spine == place - 1) & (accepted >= place),
+        "off": (spine < place) & (accepted >= place),
+    }
+    return {name: where.sum(0).tolist() for name, where in found.items()}
+
+
+def tallied(parts: Sequence[np.ndarray | None]) -> dict[str, list[float]] | None:
+    """Tallies [bins, 3] of probabilities added up, by name; None unless every part has one."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    drafts, expected, accepted = np.sum(known, axis=0).T
+    return {"drafts": drafts.tolist(), "expected": expected.round(4).tolist(), "accepted": accepted.tolist()}
+
+
 def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
     """Everything that is said of one cell, as plain values."""
     cut = sum(int((item.emitted <= item.accepted).sum()) for item in rounds)
@@ -76,6 +111,9 @@ def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
         "tau_macro": tau_macro(rounds),
         "tau_by_domain": {domain: tau([item for item in rounds if item.domain == domain]) for domain in domains},
         "survival": survival(rounds, depth).round(6).tolist(),
+        "spine": spine_counts(rounds, depth),
+        "steps": tallied([item.steps for item in rounds if item.num_rounds]),
+        "paths": tallied([item.paths for item in rounds if item.num_rounds]),
         "prompts": len({item.prompt for item in rounds}),
         "decodings": len(rounds),
         "rounds": num_rounds,
@@ -83,6 +121,15 @@ def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
         "emitted": sum(int(item.emitted.sum()) for item in rounds),
         "mean_nodes": float(np.concatenate([item.nodes for item in rounds]).mean()) if num_rounds else float("nan"),
     }
+
+
+def ends_in_loop(ids: np.ndarray) -> bool:
+    """Whether token ids [T] end in a repetition loop (LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS)."""
+    periods = np.arange(1, min(LOOP_PERIOD, len(ids) // LOOP_REPEATS) + 1)[:, None]
+    before = np.arange(len(ids))[::-1] - periods
+    repeats = (ids[::-1] == ids[before]) & (before >= 0)  # [P, T], from the end
+    run = np.logical_and.accumulate(repeats, axis=1).sum(1) + periods[:, 0]
+    return bool((run >= np.maximum(LOOP_REPEATS * periods[:, 0], LOOP_TOKENS)).any())
 
 
 def _by_prompt(

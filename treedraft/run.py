@@ -8,6 +8,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from treedraft.files import read_json
+
 
 def runs_folder() -> Path:
     """`runs` in the working directory; TREEDRAFT_RUNS overrides."""
@@ -19,6 +21,12 @@ def cache_folder() -> Path:
     import platformdirs
 
     return Path(os.environ.get("TREEDRAFT_CACHE") or platformdirs.user_cache_dir("treedraft")).expanduser()
+
+
+def is_measured(folder: Path) -> bool:
+    """Whether a cell's folder has a result with all that reports show; one from before they showed it is measured anew."""
+    path = folder / "result.json"
+    return path.is_file() and "spine" in read_json(path)
 
 
 def assets_folder() -> Path:

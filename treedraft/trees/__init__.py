@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from treedraft import registry
 
-_HELPERS = frozenset({"accept", "builder", "drawn", "limits", "mask", "naive", "rules", "scorers", "tree"})
+_HELPERS = frozenset({"accept", "builder", "calibration", "drawn", "limits", "mask", "naive", "rules", "scorers", "tree"})
 
 
 def builder_names() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,22 +26,51 @@ def accept(tree: DraftTree, choose: Callable[[list[int]], int]) -> tuple[list[in
     return path, token
 
 
+class Followed(NamedTuple):
+    """R trees along recorded continuations."""
+
+    paths: Tensor  # int64 [R, max accepted + 1]: nodes of the accepted paths, root first, -1 beyond
+    accepted: Tensor  # int64 [R]: accepted drafts, without the root
+    reached: Tensor  # bool [R, N_max]: the nodes of the paths
+    judged: Tensor  # bool [R, N_max]: drafted nodes at depths that the record reaches, so that it says yes or no to them
+
+
 def accept_batch(trees: TreeBatch, continuation: Tensor) -> tuple[Tensor, Tensor]:
     """The longest path of every tree that a recorded continuation follows, for replay without the target.
 
     `continuation` [R, T] holds the tokens after the anchor; -1 pads and never matches. Returns node indices of the
     accepted paths [R, max accepted + 1], root first, -1 beyond, and the number of accepted drafts [R] without the root.
     """
+    return follow(trees, continuation)[:2]
+
+
+def follow(trees: TreeBatch, continuation: Tensor) -> Followed:
+    """The same with what calibration needs."""
     num_requests, num_nodes = trees.tokens.shape
     recorded = pad(continuation, (0, max(0, num_nodes - continuation.shape[1])), value=-1)
     due = recorded.gather(1, (trees.depths - 1).clamp(min=0))
-    agrees = (trees.tokens == due) & (due >= 0) & trees.real
-    reached = _reached(agrees, trees.parents)
+    judged = (due >= 0) & trees.real
+    reached = _reached((trees.tokens == due) & judged, trees.parents)
+    judged[:, 0] = False
     num_accepted = reached.sum(1) - 1
     paths = continuation.new_full((num_requests, num_nodes + 1), -1)
     nodes = torch.arange(num_nodes, device=continuation.device).expand_as(reached)
     paths.scatter_(1, torch.where(reached, trees.depths, num_nodes), nodes)
-    return paths[:, : int(num_accepted.max()) + 1], num_accepted
+    paths = paths[:, : int(num_accepted.max()) + 1]
+    return Followed(paths=paths, accepted=num_accepted, reached=reached, judged=judged)
+
+
+def spine_length(trees: TreeBatch, paths: Tensor) -> Tensor:
+    """Of every path [R, P], root first and -1 beyond, how many drafts precede its first step off the greedy spine: [R].
+
+    The greedy spine is the best child of the best child ... of the root: what a chain drafts. Siblings stand in the tree
+    best first, so that the best child is the one with the lowest number.
+    """
+    nodes = torch.arange(trees.parents.shape[1], device=paths.device).expand_as(trees.parents)
+    best = torch.full_like(trees.parents, trees.parents.shape[1])
+    best.scatter_reduce_(1, trees.parents[:, 1:].clamp(min=0), nodes[:, 1:], "amin")
+    follows = best.gather(1, paths[:, :-1].clamp(min=0)) == paths[:, 1:]
+    return follows.cumprod(1).sum(1)
 
 
 def _reached(agrees: Tensor, parents: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treedraft.trees.builder import TreeBuilder
+from treedraft.trees.builder import Replayed, TreeBuilder
+from treedraft.trees.calibration import tally
 from treedraft.trees.scorers import Scorer, chain_lanes
 from treedraft.trees.tree import PADDING, TreeBatch
 
@@ -42,8 +43,8 @@ class Chain(TreeBuilder):
         return _batch(torch.stack(tokens, 1), torch.stack(scores, 1))
 
     @torch.no_grad()
-    def replay(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as of any builder, without drafting past the first token that the record rejects.
+    def replay(self, anchor: Tensor, scorer: Scorer, continuation: Tensor) -> Replayed:
+        """The same as of any builder, without drafting past the first token that the record rejects: no `paths`.
 
         The scorer's laws have to be normalised, so that a chain has depth + 1 nodes.
         """
@@ -52,16 +53,27 @@ class Chain(TreeBuilder):
         scorer.start(capacity)
         accepted = torch.zeros_like(anchor)
         request, token = torch.arange(len(anchor), device=anchor.device), anchor
+        judged: list[tuple[Tensor, Tensor, Tensor]] = []
         for slot in range(depth):
-            token = scorer.children(chain_lanes(request, slot, token, capacity), 1)[0][:, 0]
+            tokens, log_q = scorer.children(chain_lanes(request, slot, token, capacity), 1)
+            token = tokens[:, 0]
             if slot == continuation.shape[1]:
                 break
-            agrees = token == continuation[request, slot]
+            due = continuation[request, slot]
+            agrees = token == due
+            judged.append((log_q[due >= 0, 0], agrees[due >= 0], request[due >= 0]))
             request, token = request[agrees], token[agrees]
             if len(request) == 0:
                 break
             accepted[request] += 1
-        return accepted, torch.full_like(accepted, depth + 1)
+        log_q, came_true, owner = map(torch.cat, zip(*judged, strict=True)) if judged else _nothing(anchor)
+        steps = tally(log_q, came_true, owner, len(anchor))
+        nodes = torch.full_like(accepted, depth + 1)
+        return Replayed(accepted=accepted, nodes=nodes, spine=accepted, steps=steps, paths=None)
+
+
+def _nothing(anchor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return anchor.new_zeros(0, dtype=torch.float64), anchor.new_zeros(0, dtype=torch.bool), anchor[:0]
 
 
 def usable_depth(depth: int | None, scorer: Scorer) -> int:

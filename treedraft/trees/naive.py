@@ -102,6 +102,14 @@ def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int
         path.append(agreeing[0])
 
 
+def spine_naive(tree: DraftTree, path: list[int]) -> int:
+    """Drafts of a path, root first, before it takes a child that is not its parent's best."""
+    children, length = tree.children(), 0
+    while length + 1 < len(path) and path[length + 1] == children[path[length]][0]:
+        length += 1
+    return length
+
+
 def _lane(request: int, slot: int, token: int, expansion: int, parent: int) -> Lanes:
     one = [torch.tensor([value]) for value in (request, slot, token, expansion, parent)]
     return Lanes(request=one[0], slot=one[1], token=one[2], expansion=one[3], parent=one[4], deepest=slot)
