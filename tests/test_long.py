@@ -176,7 +176,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
         patch.setenv("TREEDRAFT_RUNS", str(folder / "runs"))
         patch.setattr("os.sched_getaffinity", lambda _: {0})  # one thread: see conftest.py
         assert not any(map(is_timed, grid.cells))
-        assert ablate._run(list(grid.cells), ablate.Arguments(jobs=1, cache_gb=0.1)) == {}
+        assert ablate._run(list(grid.cells), [grid], ablate.Arguments(jobs=1, cache_gb=0.1)) == {}
         assert all(map(is_timed, grid.cells))
         write_rows(folder, grid, *collect(grid.cells, {}, "long"))
     return folder, grid
@@ -208,12 +208,12 @@ def test_what_repeats_holds_no_clock(finished: tuple[Path, Grid], monkeypatch: p
     # Costs that are taken away are measured anew, and nothing else is done again.
     before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
     (folders[0] / "costs.json").unlink()
-    assert ablate._run(list(grid.cells), ablate.Arguments(jobs=1)) == {} and is_timed(grid.cells[0])
+    assert ablate._run(list(grid.cells), [grid], ablate.Arguments(jobs=1)) == {} and is_timed(grid.cells[0])
     after = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
     assert [path for path, time in after.items() if before[path] != time] == [folders[0] / "costs.json"]
 
 
-def test_the_report_has_a_row_a_length_and_one_figure(finished: tuple[Path, Grid]) -> None:
+def test_the_report_has_a_row_a_length_and_a_figure(finished: tuple[Path, Grid]) -> None:
     folder, _ = finished
     report.write_report(folder, "long")
     study = report.load_study(folder, "long")
@@ -225,7 +225,8 @@ def test_the_report_has_a_row_a_length_and_one_figure(finished: tuple[Path, Grid
     items = study.behind("causal/attention", 1.0)
     assert [item.context for item in items] == [250, 350] and items[0].state_bytes < items[1].state_bytes
     assert items[0].arm.prompts != items[1].arm.prompts, "every length has prompts of its own"
-    assert [path.name for path in folder.glob("*.png")] == ["long-context.png"]
+    others = {f"long-{name}.png" for name in ("slots", "calibration", "outputs")}
+    assert {path.name for path in folder.glob("*.png")} == {"long-context.png", *others}
     page = (folder / "long.md").read_text()
     assert "![Context](long-context.png)" in page and page.count("state KiB") == 1
     assert len(study.comparisons) == 2 * 2, "pairs, lengths"

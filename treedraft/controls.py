@@ -149,6 +149,7 @@ def control_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "control": control.name, "label": cell.arm.label if cell else "", "cell": cell.cell_id if cell else "",
             "mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature, "width": decode.width,
             "budget": decode.budget, "scorer": decode.scorer, "admit": decode.admit, "shape": decode.shape, "full": control.full,
+            "context": control.evaluate.context,
         }  # fmt: skip
         decoded: dict[str, list[dict[str, Any]]] = {}
         for row in files.read_json(control.path):

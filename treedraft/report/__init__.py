@@ -27,7 +27,7 @@ from treedraft.report.study import (
     load_study,
 )
 from treedraft.report.table import Table
-from treedraft.report.tables import comparison_table, extrapolation_table, ladder_table, tau_table
+from treedraft.report.tables import comparison_table, context_table, extrapolation_table, ladder_table, tau_table
 
 __all__ = [
     "MARGIN",
@@ -40,6 +40,7 @@ __all__ = [
     "Table",
     "compare",
     "comparison_table",
+    "context_table",
     "extrapolation_table",
     "fill_markers",
     "known_grids",
