@@ -15,14 +15,14 @@ from treedraft.verdicts import Claim, load_claims, verdict_table
 CLAIMS = """
 [[claims]]
 claim = "corrections help"
-post = "+1"
+published = "+1"
 grid = "made"
 first = ["causal/attention", 15]
 second = ["causal/none", 15]
 
 [[claims]]
 claim = "depth changes nothing"
-post = "0"
+published = "0"
 grid = "made"
 first = ["causal/none", 23]
 second = ["causal/none", 23]
@@ -39,7 +39,7 @@ within = 0.1
 )  # fmt: skip
 def test_the_interval_decides(low: float, high: float, more: str, same: str) -> None:
     interval = Interval(value=(low + high) / 2, low=low, high=high)
-    common = {"claim": "c", "post": "p", "grid": "g", "first": ("a", 1), "second": ("b", 1)}
+    common = {"claim": "c", "published": "p", "grid": "g", "first": ("a", 1), "second": ("b", 1)}
     assert Claim(**common).verdict(interval) == more  # pyright: ignore[reportArgumentType]
     assert Claim(**common, expect="same", within=0.1).verdict(interval) == same  # pyright: ignore[reportArgumentType]
 

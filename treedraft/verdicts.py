@@ -22,7 +22,7 @@ class Claim:
     """`first` and `second` are a label and a decode depth. "more": the first has the larger tau; "same": by less than `within`."""
 
     claim: str
-    post: str
+    published: str
     grid: str
     first: tuple[str, int]
     second: tuple[str, int]
@@ -60,7 +60,7 @@ def verdict_table(path: Path, folder: Path) -> Table:
     rows, sources = [], []
     for claim in load_claims(path):
         if claim.grid not in known_grids(folder):
-            rows.append([claim.claim, claim.post, "", "", "not run", "", f"{claim.grid}.toml"])
+            rows.append([claim.claim, claim.published, "", "", "not run", "", f"{claim.grid}.toml"])
             continue
         study = studies.setdefault(claim.grid, load_study(folder, claim.grid))
         temperature = min(study.temperatures)
@@ -69,10 +69,10 @@ def verdict_table(path: Path, folder: Path) -> Table:
             first, second = (_arm(study, claim, *cell, temperature, mode) for cell in (claim.first, claim.second))
             found = compare(first, second, study.domains)
             rows.append([
-                claim.claim, claim.post, mode, str(found.difference), claim.verdict(found.difference),
+                claim.claim, claim.published, mode, str(found.difference), claim.verdict(found.difference),
                 f"{found.detectable:.2f}", f"{claim.grid}.cells.csv",
             ])  # fmt: skip
-    names = ("claim", "in the post", "mode", "here", "verdict", "resolves", "from")
+    names = ("claim", "published", "mode", "here", "verdict", "resolves", "from")
     caption = (
         "tau(first) - tau(second), greedy unless the grid was decoded at temperature 1 alone, with 95 % paired-bootstrap intervals over prompts; "
         f"a lead counts from {MARGIN:g} tokens on; resolves: the gap that so many prompts show with 80 % power; " + "; ".join(dict.fromkeys(sources))
