@@ -140,10 +140,18 @@ def test_the_command_writes_what_reports_read(tmp_path: Path) -> None:
     page.write_text("<!-- table: floors tiny -->\n<!-- end -->\n")
     report.fill_markers(page, tmp_path)
     assert "| slot | floor of order 0 at least |" in page.read_text() and "6 anchors" in page.read_text()
+    for name in ("csv", "json"):  # of a model whose name has a dot
+        (tmp_path / f"floors-Small-0.6B.{name}").write_text((tmp_path / f"floors-tiny.{name}").read_text())
+    page.write_text("<!-- table: floors Small-0.6B -->\n<!-- end -->\n")
+    report.fill_markers(page, tmp_path)
+    assert "6 anchors" in page.read_text()
     page.write_text("<!-- table: floors pocket -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match=r"README.md:1: no floors-pocket.csv"):
         report.fill_markers(page, tmp_path)
     one_sentence(run("treedraft.floors", "--samples", "0", runs=tmp_path), "--samples is 0")
+    one_sentence(run("treedraft.floors", "--samples", "64", runs=tmp_path), "--samples is 64; at depth 15 at most 36")
+    nothing = run("treedraft.floors", "--target", "tiny", "--count", "2", "--max-new-tokens", "1", runs=tmp_path)
+    one_sentence(nothing, "no answer is longer than one token")
 
 
 def test_anchors_are_places_of_the_answer() -> None:

@@ -17,6 +17,7 @@ import pytest
 from treedraft import report
 from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
+from treedraft.report.pages import filled
 from treedraft.report.slots import calibration_error, calibration_table, slot_shares, slot_table
 
 ROOT = Path(__file__).parents[1]
@@ -553,3 +554,8 @@ def test_a_newer_page_has_every_section(newer: Path) -> None:
         assert text in page
     assert "ot recorded in these" not in page and "nan" not in page and page.count("| NO |") == 0
     assert report.stale_files(newer, "made") == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "ablations/README.md"])
+def test_documents_hold_the_tables_of_the_committed_results(name: str) -> None:
+    assert filled(ROOT / name, ROOT / "ablations" / "results") == (ROOT / name).read_text(encoding="utf-8")

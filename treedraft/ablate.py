@@ -51,7 +51,9 @@ def main() -> int:
     arguments = parse_arguments(Arguments, program="python -m treedraft.ablate", description=__doc__ or "")
     if arguments.list:
         return _list()
-    settings = parse_settings(arguments.set) | ({"data.folder": arguments.data} if arguments.data else {})
+    settings = parse_settings(arguments.set)
+    if arguments.data:
+        settings |= {"data.folder": arguments.data, "data.prompts": None}
     grids = load_grids(_grid_file(arguments.grid), target=arguments.target, settings=settings)
     cells = _chosen(grids, arguments)
     _check_windows(cells)
@@ -140,10 +142,10 @@ def _check_windows(cells: list[Cell]) -> None:
 
 
 def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str, str]:
-    """Do what is missing; reasons of the cells that failed."""
+    """Do what is missing; reasons of the cells, and controls, that failed."""
     from treedraft.cells import Workbench, cell_folder, is_timed
     from treedraft.controls import missing_controls
-    from treedraft.jobs import run_side_by_side
+    from treedraft.jobs import attempt, run_side_by_side
 
     missing = [cell for cell in cells if not is_measured(cell_folder(cell))]
     untimed = [cell for cell in cells if not is_timed(cell)]
@@ -151,10 +153,10 @@ def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str
     checked = [[cell for cell in grid.cells if cell.cell_id in chosen] for grid in grids]
     if not (missing or untimed or any(map(missing_controls, checked))):
         return {}
-    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in missing + untimed or cells})
+    scalings = sorted({str(cell.arm.train.rope_scaling) for cell in cells})
     if len(scalings) > 1:
         raise ValueError(f"one target serves a grid: train.rope_scaling is one for all arms, not {', '.join(scalings)}")
-    first = (missing + untimed or cells)[0].arm
+    first = cells[0].arm
     bench = Workbench(first.target, cache_gb=arguments.cache_gb, rope_scaling=first.train.rope_scaling)
     by_arm: dict[str, list[Cell]] = {}
     for cell in missing:
@@ -165,10 +167,10 @@ def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str
     # Clocks are read when no other cell is at work.
     for cell in untimed:
         if cell.cell_id not in failures:
-            bench.time(cell)
+            failures |= attempt(cell.cell_id, lambda cell=cell: bench.time(cell))
     for own in checked:
         for control in missing_controls(own):
-            control.measure(bench)
+            failures |= attempt(control.path.stem, lambda control=control: control.measure(bench))
     return failures
 
 
@@ -178,7 +180,7 @@ def _print_cell(cell: Cell, failures: dict[str, str]) -> int:
     from treedraft.cells import cell_folder
     from treedraft.files import read_json
 
-    if failures:
+    if cell.cell_id in failures:
         print(f"failed: {cell.cell_id}: {failures[cell.cell_id]}", file=sys.stderr)
         return 1
     result: dict[str, Any] = read_json(cell_folder(cell) / "result.json")

@@ -41,7 +41,13 @@ class Link(ABC):
 
     def __init__(self, target: Target, context: Context) -> None:
         self.device, self.columns, self.folder = target.device, context.columns, context.folder(target.device)
+        self.rows = _rows_of(target)
         self.sent = self.received = 0
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where a round's work is done, as far as this process can wait for it."""
+        return [self.device]
 
     @abstractmethod
     def open(
@@ -69,6 +75,10 @@ class DeviceLink(Link):
     def __init__(self, target: Target, drafter: Drafter) -> None:
         super().__init__(target, drafter.context)
         self.target, self.drafter = target, drafter
+
+    @property
+    def devices(self) -> list[torch.device]:
+        return [self.device, self.drafter.device]
 
     def open(
         self, num_requests: int, *, capacity: int, config: DecodeConfig, profile: Profile | None, ledger: Ledger
@@ -101,7 +111,7 @@ class ProcessLink(Link):
     def open(self, num_requests: int, *, capacity: int, **_its_own: object) -> None:
         if num_requests != 1:
             raise ValueError(f"{num_requests} requests at once: a drafter in another process serves one")
-        self.tell([OPEN, capacity, 0, 0])
+        self.tell([OPEN, capacity, *self.rows])
 
     def tell(self, head: list[int], *tensors: Tensor) -> None:
         self.sent += _size(head, tensors)
@@ -181,11 +191,13 @@ class Apart(Drafting):
     def __init__(
         self, link: Link, num_requests: int, *, capacity: int, config: DecodeConfig, profile: Profile | None, ledger: Ledger
     ) -> None:
+        link.crossed()  # what an aborted request left is not this one's
         self.link, self.lengths = link, [0] * num_requests
         self.folded = link.folder(num_requests) if link.folder is not None else None
         link.open(num_requests, capacity=capacity, config=config, profile=profile, ledger=ledger)
 
     def append(self, taps: Tensor, counts: Sequence[int], requests: Sequence[int]) -> None:
+        assert list(requests) == sorted(requests) and min(counts) > 0, "rows are unpacked in the order of requests"
         added = [0] * len(self.lengths)
         for request, count in zip(requests, counts, strict=True):
             added[request] = count
@@ -239,6 +251,8 @@ def serve(target: Target, drafter: Drafter, peer: int, *, config: DecodeConfig, 
     side: Side | None = None
     while (head := _receive(peer, torch.empty(4, dtype=torch.int64)).tolist())[0] != CLOSE:
         if head[0] == OPEN:
+            if tuple(head[2:]) != _rows_of(target):
+                raise ValueError(f"the link's rows have (numbers, type) {tuple(head[2:])}, this side's {_rows_of(target)}: tap the same layers of the same target")
             side = Side(target, drafter, 1, capacity=head[1], config=config, profile=profile, ledger=Ledger(drafter.device))
             received += _size(head, ())
             continue
@@ -252,6 +266,11 @@ def serve(target: Target, drafter: Drafter, peer: int, *, config: DecodeConfig, 
         else:
             side.hear(head, [tensor.to(drafter.device) for tensor in tensors])
     return Crossed(to_drafter=received + _size(head, ()), to_target=sent)
+
+
+def _rows_of(target: Target) -> tuple[int, int]:
+    """What both ends must agree on: numbers of a row of taps, and their type."""
+    return target.tap_size, (torch.float64, torch.float32, torch.bfloat16, torch.float16).index(target.dtype)
 
 
 def _parts(head: list[int]) -> tuple[int, int, list[int], list[int]]:

@@ -21,7 +21,7 @@ from treedraft.config import DataConfig, DrafterConfig, canonical, short_hash
 from treedraft.data.features import FeatureCache
 from treedraft.data.prepare import training_sequences
 from treedraft.data.prompts import Prompt, default_set, long_set, prompt_set
-from treedraft.drafter import Drafter, shape_for, taps_for
+from treedraft.drafter import Drafter, load_drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
 from treedraft.metrics import Rounds
@@ -116,7 +116,7 @@ class Workbench:
     @torch.no_grad()
     def time(self, cell: Cell) -> None:
         """Decode a few of the cell's prompts live and keep what a round's parts took and how much memory a request has."""
-        drafter = self.drafter(cell.arm)
+        drafter = load_drafter(str(train_folder(cell.arm) / "drafter"), target=self.target)  # as it decodes
         prompts = [self.target.encode_chat(prompt.turns) for prompt in self._prompts(cell.evaluate)[:_TIMED_PROMPTS]]
         measured = stage_costs(self.target, drafter, prompts, config=cell.decode, max_new_tokens=_TIMED_TOKENS)
         files.write_json(cell_folder(cell) / "costs.json", {**measured, "hardware": hardware(), "commit": commit()})
@@ -223,13 +223,13 @@ def collect(
                                "scorer": decode.scorer, "admit": decode.admit,
                                "shape": decode.shape, "target": arm.target,
                                "trained_depth": arm.drafter.depth}  # fmt: skip
-        if is_done(cell_folder(cell)):
+        if cell.cell_id in failures:
+            row["status"] = f"failed: {failures[cell.cell_id]}"
+        elif is_done(cell_folder(cell)):
             result = files.read_json(cell_folder(cell) / "result.json")
             trained = files.read_json(train_folder(arm) / "result.json")
             row |= _result_columns(result, trained) | _context_columns(cell, result)
             prompt_rows += [{**shared, **item} for item in files.read_json(cell_folder(cell) / "prompts.json")]
-        elif cell.cell_id in failures:
-            row["status"] = f"failed: {failures[cell.cell_id]}"
         else:
             continue
         cell_rows.append(row)
@@ -281,7 +281,7 @@ def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> di
         **{f"tau_{domain}": value for domain, value in result["tau_by_domain"].items()},
         "survival": " ".join(f"{value:.4f}" for value in result["survival"]),
         **{
-            f"{group}_{name}": " ".join(f"{value:g}" for value in values)
+            f"{group}_{name}": " ".join(f"{value:.10g}" for value in values)
             for group in ("spine", "steps", "paths")
             for name, values in (result.get(group) or {}).items()
         },

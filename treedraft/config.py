@@ -133,6 +133,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         _positive("data", tokens=self.tokens, max_new_tokens=self.max_new_tokens)
         _temperature("data", self.temperature)
+        if self.folder is not None and self.prompts is not None:
+            raise ValueError(f"data.folder is {self.folder!r} and data.prompts {self.prompts!r}: a store has its own prompts; set one of them")
 
 
 @with_config(_STRICT)

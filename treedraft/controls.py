@@ -15,14 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from treedraft import files
-from treedraft.cells import Workbench, cell_folder, is_done, prompt_row, train_folder
+from treedraft import files, noise
+from treedraft.cells import Workbench, cell_folder, prompt_row
 from treedraft.config import DecodeConfig, canonical, short_hash
 from treedraft.drafter import Drafter
 from treedraft.evaluate import Replay
 from treedraft.grid import Cell, EvaluateConfig, shipped_weights
 from treedraft.metrics import Rounds
-from treedraft.run import runs_folder
+from treedraft.run import is_measured, runs_folder
 from treedraft.trees.scorers import MarginalScorer
 
 ALWAYS, NEVER, AGAIN = "always right", "never right", "measured again"
@@ -75,17 +75,18 @@ class Control:
     target: str
     decode: DecodeConfig
     evaluate: EvaluateConfig
+    rope_scaling: str | None = None
     cell: Cell | None = None
 
     @property
     def path(self) -> Path:
         if self.cell is not None:
             return cell_folder(self.cell) / "again.json"
-        identity = {name: canonical(getattr(self, name)) for name in ("decode", "evaluate")}
-        weights = shipped_weights(self.target)
+        identity: dict[str, Any] = {name: canonical(getattr(self, name)) for name in ("decode", "evaluate")}
+        identity |= {"weights": shipped_weights(self.target), "rope_scaling": self.rope_scaling, "noise": noise.SCHEME}
         setting = f"{self.decode.mode}-d{self.decode.depth}-t{self.decode.temperature:g}"
         name = f"{self.name}-{self.target}-{setting}".replace("/", "--").replace(" ", "-")
-        return runs_folder() / "controls" / f"{name}-{short_hash({**identity, 'weights': weights})}.json"
+        return runs_folder() / "controls" / f"{name}-{short_hash(identity)}.json"
 
     @property
     def full(self) -> int:
@@ -112,7 +113,9 @@ def controls_of(cells: Sequence[Cell]) -> list[Control]:
         decode = replace(cell.decode, scorer="conditional", candidates=None)
         settings[canonical(decode), canonical(cell.evaluate)] = decode, cell
     stubs = [
-        Control(name=name, target=cell.arm.target, decode=decode, evaluate=cell.evaluate)
+        Control(
+            name=name, target=cell.arm.target, decode=decode, evaluate=cell.evaluate, rope_scaling=cell.arm.train.rope_scaling
+        )
         for name, (decode, cell) in itertools.product(_SHIFTS, settings.values())
     ]
     arm = cells[0].arm
@@ -131,10 +134,10 @@ def controls_of(cells: Sequence[Cell]) -> list[Control]:
 
 
 def missing_controls(cells: Sequence[Cell]) -> list[Control]:
-    """Those that are not measured yet and can be: what is measured again has to be trained."""
+    """Those that are not measured yet and can be: what is measured again has to be measured."""
     return [
         control for control in controls_of(cells)
-        if not control.path.is_file() and (control.cell is None or is_done(train_folder(control.cell.arm)))
+        if not control.path.is_file() and (control.cell is None or is_measured(cell_folder(control.cell)))
     ]  # fmt: skip
 
 

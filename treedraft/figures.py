@@ -381,7 +381,7 @@ def _context(study: Study) -> Figure:
         middle.set_ylim(bottom=0)
     _despine(figure)
     temperature = study.headline_temperature
-    figure.suptitle(f"{study.name}: full context against longspark, temperature {temperature:g}\n", fontweight="bold", linespacing=0.5)
+    figure.suptitle(f"{study.name}: growing context, temperature {temperature:g}\n", fontweight="bold", linespacing=0.5)
     handles = [_handle(**_look(study, label), label=label) for label in study.labels]
     _legends(figure, [("drafter", handles)])
     return figure

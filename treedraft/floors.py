@@ -57,6 +57,12 @@ class Arguments:
         for name in ("count", "anchors", "samples", "depth", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; at least 1")
+        from treedraft.ops.tree_attention.mask import MAX_NODES
+
+        # Of every continuation, and of as many that begin with the recorded token.
+        if self.depth + 2 * self.samples * (self.depth - 1) > MAX_NODES:
+            most = max(1, (MAX_NODES - self.depth) // max(1, 2 * (self.depth - 1)))
+            raise ValueError(f"--samples is {self.samples}; at depth {self.depth} at most {most} continuations go through one forward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +94,16 @@ def main() -> int:
     prompts = prompt_set(arguments.prompts or default_set(target.name), count=arguments.count)
     texts = record(target, prompts, temperature=1.0, seeds=[0], max_new_tokens=arguments.max_new_tokens)
     anchors = choose_anchors(texts, per_answer=arguments.anchors, depth=arguments.depth)
+    if not anchors:
+        raise ValueError("no answer is longer than one token: there is no slot to look at")
     values = measure(target, drafters, anchors, samples=arguments.samples, depth=arguments.depth)
     rows = summarise(values, [anchor.prompt for anchor in anchors])
     stem = arguments.output / f"floors-{arguments.target.replace('/', '--')}"
-    with files.replacing(stem.with_suffix(".csv")) as path:
+    with files.replacing(stem.with_name(f"{stem.name}.csv")) as path:
         pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
     about = {"target": target.name, "prompts": len({anchor.prompt for anchor in anchors}), "anchors": len(anchors),
              "samples": arguments.samples, "hardware": hardware(), "commit": commit()}  # fmt: skip
-    files.write_json(stem.with_suffix(".json"), about)
+    files.write_json(stem.with_name(f"{stem.name}.json"), about)
     for row in rows:
         print(f"slot {row['slot']:>2}  {row['quantity']:<48} {row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]")
     return 0

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 
 import torch
@@ -37,16 +37,18 @@ def run_side_by_side(bench: Workbench, groups: Sequence[Sequence[Cell]], jobs: i
     for group in groups:
         if not is_done(train_folder(group[0].arm)):
             bench.features(group[0].arm.data, group[0].arm.drafter)
-        for cell in group:
-            bench.replay(cell.evaluate, cell.decode.temperature)
+    for evaluate, temperature in dict.fromkeys((cell.evaluate, cell.decode.temperature) for group in groups for cell in group):
+        bench.replay(evaluate, temperature)
     failures: dict[str, str] = {}
     with tqdm(total=sum(map(_work, groups)), desc="steps", unit="step", disable=None, smoothing=0.1) as bar:
         before = sum(map(_done, groups))
         if wanted == 1:
+            own = torch.get_num_threads()
             torch.set_num_threads(threads)
             for group in groups:
                 failures |= run_group(bench, group)
                 bar.update(sum(map(_done, groups)) - before - bar.n)
+            torch.set_num_threads(own)  # clocks are read with all of them
             return failures
         setup = bench.settings, threads, os.getpid()
         pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"), _start, setup)
@@ -81,12 +83,18 @@ def run_group(bench: Workbench, group: Sequence[Cell]) -> dict[str, str]:
         traceback.print_exc()
         return {cell.cell_id: _reason(error) for cell in group}
     for cell in group:
-        try:
-            bench.evaluate(cell)
-        except Exception as error:
-            traceback.print_exc()
-            failures[cell.cell_id] = _reason(error)
+        failures |= attempt(cell.cell_id, lambda cell=cell: bench.evaluate(cell))
     return failures
+
+
+def attempt(name: str, work: Callable[[], object]) -> dict[str, str]:
+    """Empty, or the reason why it failed."""
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        return {name: _reason(error)}
+    return {}
 
 
 def _outcome(group: Sequence[Cell], future: Future[dict[str, str]]) -> dict[str, str]:

@@ -35,8 +35,8 @@ from treedraft.trees.tree import DraftTree
 class Round:
     """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted.
 
-    With restricted scoring, for every slot on the path whether the target's token was among the candidates there. With
-    a drafter on another device, the bytes that crossed.
+    With restricted scoring, for every slot on the path whether the target's token was among the candidates there (None
+    where the drafter sits behind a link: candidates do not cross). With a drafter on another device, the bytes that crossed.
     """
 
     tree: DraftTree
@@ -145,7 +145,7 @@ def generate(
     sampling = sampling or Sampling(temperature=config.temperature)
     sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
     stopper = Stopper(target, max_new_tokens=max_new_tokens, stop=stop)
-    ledger = Ledger(target.device)
+    ledger = Ledger(*(drafter.devices if isinstance(drafter, Link) else [target.device]))
     result = Generation(seconds=ledger.seconds)
     with ledger.stage("prefill"):
         capacity = min(len(prompt) + max_new_tokens, target.max_length)
@@ -290,9 +290,9 @@ def stage_costs(
             draft.append(after["draft"] - before["draft"])
             update.append(after["commit"] - before["commit"])
     states = [(drafter.open(1, capacity=len(p)), drafter.open(1, capacity=len(p), cache=target.cache)) for p in prompts]
+    clocks = {"draft_ms": 1e3 * float(np.median(draft)), "update_ms": 1e3 * float(np.median(update))} if draft else {}
     return {
-        "draft_ms": 1e3 * float(np.median(draft)),
-        "update_ms": 1e3 * float(np.median(update)),
+        **clocks,
         "timed_rounds": len(draft),
         "state_bytes": round(np.mean([state.num_bytes for state, _ in states])),
         "state_shared_bytes": round(np.mean([state.num_bytes for _, state in states])),

@@ -94,7 +94,7 @@ class _Group:
         config: DecodeConfig, profile: Profile | None, max_new_tokens: int, done: Callable[[int, Generation], None],
     ) -> None:  # fmt: skip
         self.target, self.rows, self.config, self.done = target, rows, config, done
-        self.ledger = Ledger(target.device)
+        self.ledger = Ledger(*(drafter.devices if isinstance(drafter, Link) else [target.device]))
         self.charged = dict.fromkeys(self.ledger.seconds, 0.0)
         self.longest = min(max(map(len, prompts)) + max_new_tokens, target.max_length)
         self.num_rounds = 0

@@ -55,7 +55,7 @@ def control_table(study: Study) -> Table | None:
     if not rows:
         return None
     caption = (
-        f"Negative controls, measured by the replay that measures the cells, on the same prompts. A drafter that knows the record emits depth + 1 tokens in every "
+        f"Negative controls, measured by the replay that measures the cells, on the same prompts. A drafter that knows the record emits depth + 1 tokens (fewer where a tree's budget is smaller) in every "
         f"round which the end of the output does not cut, so that tau is all tokens over the fewest rounds; one that is wrong about every token emits 1. "
         f"An arm minus itself, measured again: the difference of tau is 0. Two sampling seeds of one drafter: 95 % intervals that hold 0; "
         f"{study.source()}."
@@ -93,7 +93,7 @@ def _seed_rows(study: Study) -> list[list[str]]:
 
 
 def seed_difference(study: Study, arm: Arm) -> Interval | None:
-    """Tau of an arm's first sampling seed minus that of its second; None with one seed or a prompt without rounds."""
+    """Tau of an arm's first sampling seed minus that of its second; None with one seed."""
     cells = _cells_of(study, arm)
     seeds = sorted(study.prompts[study.prompts.cell == cells[0]].sampling_seed.unique())[:2]
     if len(seeds) < 2:

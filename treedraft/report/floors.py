@@ -13,7 +13,7 @@ _GROUPS = {"order 0": "floor of order 0", "order 1": "floor of order 1"}
 def floor_table(path: Path) -> Table:
     import pandas as pd
 
-    rows, about = pd.read_csv(path), read_json(path.with_suffix(".json"))
+    rows, about = pd.read_csv(path), read_json(path.with_name(f"{path.stem}.json"))
     found = {
         (row["slot"], row["quantity"]): f"{row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
         for row in rows.to_dict("records")

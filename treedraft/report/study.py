@@ -238,13 +238,14 @@ class Study:
         return found if len(found) > 1 else []
 
     def behind(self, label: str, temperature: float) -> list[Behind]:
-        """A drafter at growing context; of several modes and depths the last one, a tree at the largest depth."""
+        """A drafter at growing context; of several ways of decoding the last one, the largest tree at the largest depth."""
         rows = self.cells[(self.cells.label == label) & (self.cells.temperature == temperature)].copy()
         if rows.empty:
             return []
         rows["kind"] = rows["mode"].str.startswith("tree")
-        last = rows.sort_values(["kind", "depth"]).iloc[-1]
-        rows = rows[(rows.kind == last.kind) & (rows.depth == last.depth)]
+        shaping = ["kind", "depth", "budget", "width", "scorer", "admit"]
+        last = rows.sort_values(shaping).iloc[-1]
+        rows = rows[(rows[shaping] == last[shaping]).all(axis=1)]
         found = []
         for (context, mode), seeds in rows.groupby(["context", "mode"]):
             arm = self.arms[label, Setting(temperature=temperature, mode=str(mode), depth=int(last.depth))]

@@ -105,4 +105,6 @@ class Cost:
 def _forwards(cost: Cost, most: int) -> ndarray:
     curve = np.array(cost.verify[:most])
     slope = np.diff(curve[-2:]) if len(curve) > 1 else curve
-    return cost.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
+    seconds = cost.draft + np.concatenate([curve, curve[-1] + slope * np.arange(1, most - len(curve) + 1)])
+    seconds.setflags(write=False)  # shared by all who ask
+    return seconds

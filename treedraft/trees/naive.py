@@ -104,8 +104,8 @@ def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int
 
 def spine_naive(tree: DraftTree, path: list[int]) -> int:
     """Drafts of a path, root first, before it takes a child that is not its parent's best."""
-    children, length = tree.children(), 0
-    while length + 1 < len(path) and path[length + 1] == children[path[length]][0]:
+    children, scores, length = tree.children(), tree.scores.tolist(), 0
+    while length + 1 < len(path) and path[length + 1] == max(children[path[length]], key=scores.__getitem__):
         length += 1
     return length
 
