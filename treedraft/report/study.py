@@ -189,7 +189,8 @@ class Study:
 
     @cached_property
     def settings(self) -> list[Setting]:
-        return sorted({setting for _, setting in self.arms})
+        found = {setting for _, setting in self.arms}
+        return sorted(found, key=lambda setting: (setting.temperature, _by_number(setting.mode), setting.depth))
 
     @cached_property
     def temperatures(self) -> list[float]:
@@ -203,10 +204,7 @@ class Study:
     @cached_property
     def modes(self) -> list[str]:
         """Chain first; trees by growing numbers."""
-        return sorted(
-            {setting.mode for setting in self.settings},
-            key=lambda mode: [part.zfill(9) if part.isdigit() else part for part in mode.split()],
-        )
+        return sorted({setting.mode for setting in self.settings}, key=_by_number)
 
     @cached_property
     def rungs(self) -> list[str]:
@@ -477,6 +475,10 @@ def same_drafter(first: Arm, second: Arm, *, ratio: bool) -> Interval | None:
 def _span(numbers: Frame) -> str:
     low, high = int(numbers.min()), int(numbers.max())
     return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _by_number(mode: str) -> list[str]:
+    return [part.zfill(9) if part.isdigit() else part for part in mode.split()]
 
 
 def joined(column: Frame, otherwise: Any) -> str:
