@@ -377,7 +377,8 @@ def _context(study: Study) -> Figure:
     right.set(title="drafter state", ylabel="a request (KiB)")
     if any(np.isfinite(line.get_ydata()).any() for line in right.lines):  # nothing where no cell was timed
         right.set_yscale("log")
-        right.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        for axis in (right.yaxis.set_major_formatter, right.yaxis.set_minor_formatter):
+            axis(lambda value, _: f"{value:,g}")
         middle.set_ylim(bottom=0)
     _despine(figure)
     temperature = study.headline_temperature
