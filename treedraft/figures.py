@@ -427,6 +427,11 @@ def _legends(figure: Figure, groups: Sequence[tuple[str, list[Any]]]) -> None:
     handles = []
     for title, entries in groups:
         handles += [_handle(linestyle="none", label=title), *entries]
+    # Room for long names is not taken from the panels.
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    width = figure.get_figwidth()
+    figure.set_figwidth(width + 0.09 * max(0, longest - 24))
+    figure.suptitle(figure.get_suptitle(), x=width / figure.get_figwidth() / 2, fontweight="bold", linespacing=0.5)
     legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
     titles = {title for title, _ in groups}
     for text in legend.get_texts():
