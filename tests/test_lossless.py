@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,6 @@ DECODES = [
     DecodeConfig(mode="chain", depth=1),
     DecodeConfig(mode="tree", depth=9, width=4, budget=16, scorer="marginal"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sampled(config: DecodeConfig, temperature: float) -> DecodeConfig:

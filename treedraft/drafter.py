@@ -24,9 +24,8 @@ from treedraft.targets.hf import Target
 from treedraft.trees.scorers import BackboneScorer, CandidateScorer, ConditionalScorer, Scorer
 
 FORMAT = 1
-DEFAULT_DRAFTER = "causal-attention"
 # Where a call costs more than what it computes, a correction that is one lookup and one product drafts faster.
-DEFAULT_DRAFTERS = {"pocket": "bidirectional-markov"}
+DEFAULT_DRAFTERS = {"pocket": "bidirectional-markov"}  # of other targets: causal-attention
 # Published DFlash checkpoints keep backbone and context at the top level.
 _STORED_PREFIXES = {"backbone.": "", "context.": "", "correction.": "correction."}
 
@@ -301,7 +300,7 @@ def shipped_drafters(target_name: str) -> list[str]:
 
     folders = (assets_folder() / "drafters" / target_name).glob("*/config.json")
     names = sorted(path.parent.name for path in folders)
-    default = DEFAULT_DRAFTERS.get(target_name, DEFAULT_DRAFTER)
+    default = DEFAULT_DRAFTERS.get(target_name, "causal-attention")
     return sorted(names, key=lambda name: name != default)
 
 
