@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny_drafters import make_drafter, random_prompts
 from tests.tolerances import assert_close
 from tests.tree_cases import Problem, problem, problems, sizes, tree
+from treedraft import bench_gpu
 from treedraft.config import DecodeConfig
 from treedraft.ops.tree_attention import dispatch, hf, hybrid, naive
 from treedraft.ops.tree_attention.dispatch import (
@@ -581,6 +582,16 @@ def test_bench_attention_measures_and_checks(tmp_path: Path) -> None:
 ABSENT = "tyro pydantic platformdirs gguf scipy pandas matplotlib seaborn rich jaxtyping beartype accelerate"
 
 
+def fake_sanitizer(folder: Path, exit_code: int) -> Path:
+    """Folder of a `compute-sanitizer` that runs what it is given, writes its own options down and finds what it is told to."""
+    folder.mkdir()
+    tool = folder / "compute-sanitizer"
+    options = '"$1 $2 $3 $4 $5 $6"'
+    tool.write_text(f"#!/bin/sh\necho {options} > {folder}/options\nshift 6\n\"$@\" || exit 1\nexit {exit_code}\n")
+    tool.chmod(0o755)
+    return folder
+
+
 def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
     code = (
         "import runpy, sys, importlib.util\n"
@@ -590,7 +601,8 @@ def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
         f"sys.argv = ['bench', 'gpu', '--output', {str(tmp_path / 'out.json')!r}, '--dry-run']\n"
         "runpy.run_module('treedraft.bench', run_name='__main__')"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    tools = fake_sanitizer(tmp_path / "tools", exit_code=0)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "everything is right" in done.stdout
@@ -600,11 +612,30 @@ def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
     assert any(name.startswith("triton") for name in record["checks"]) == has_kernel
     assert {"hybrid", "sdpa_mask", "flex", "sdpa_nomask"} <= record["attention_1x70_20"]["microseconds"].keys()
     assert ({"ours", "tma", "naive"} <= record["attention_1x70_20"]["microseconds"].keys()) == has_kernel
+    assert set(record.get("aims", ())) == ({"share of the floor behind 1 x 70", "times SDPA with a mask behind 1 x 70, 20 nodes"} if has_kernel else set())
+    assert record["sanitizer"] == "no error"
+    assert (tools / "options").read_text().split() == "--tool memcheck --require-cuda-init no --error-exitcode 9".split()
     for correction in ("attention", "markov"):
         assert record[f"builder_{correction}"]["same_tree"]
+        assert record[f"identity_{correction}"]["same_as_plain"] and record[f"identity_{correction}"]["tau"] > 1.1
     for name in ("graphs", "eager"):
         assert record[f"round_{name}"]["same_as_plain"]
         assert {"draft_ms", "build_ms", "verify_ms", "commit_ms", "round_ms"} <= record[f"round_{name}"].keys()
+
+
+def test_what_compute_sanitizer_finds_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("PATH", str(fake_sanitizer(tmp_path / "tools", exit_code=9)), prepend=os.pathsep)
+    report = bench_gpu.Report()
+    bench_gpu.sanitizer(bench_gpu.DRY, report)
+    assert report.wrong == ["compute-sanitizer: exit code 9"] and report.record["sanitizer"] == "exit code 9"
+
+
+def test_a_missed_aim_of_speed_is_not_wrong() -> None:
+    report = bench_gpu.Report()
+    report.aim("share", 0.54, bench_gpu.AIM_FRACTION)
+    report.aim("times", 2.0, bench_gpu.AIM_TIMES_SDPA)
+    assert [found["met"] for found in report.record["aims"].values()] == [False, True] and not report.wrong
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
