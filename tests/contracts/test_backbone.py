@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.tiny_drafters import BACKBONES, make_drafter
 from tests.tolerances import assert_close
 from treedraft.drafter import Drafter
+from treedraft.ops import layers
 from treedraft.ops.layers import block_attention
 from treedraft.targets.hf import Target
 
@@ -57,6 +58,21 @@ def test_block_attention_is_one_softmax_over_context_and_block(kv_heads: int, ca
     block_mask = block_mask.tril() if causal else block_mask
     arguments = (random(2, 3, 4, 4, 8), random(*far), random(*far), random(*near), random(*near), visible, block_mask)
     assert_close(block_attention(*arguments), naive_attention(*arguments))
+
+
+@pytest.mark.parametrize(("kv_heads", "causal", "length"), [(4, True, 7), (2, False, 7), (1, True, 0)])
+def test_a_single_block_that_sees_everything_has_a_way_of_its_own(
+    kv_heads: int, causal: bool, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(kv_heads)
+    shapes = [(2, 1, 4, 4, 8), *[(2, length, kv_heads, 8)] * 2, *[(2, 1, 4, kv_heads, 8)] * 2]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    block_mask = torch.ones((4, 4), dtype=torch.bool)
+    block_mask = block_mask.tril() if causal else block_mask
+    expected = naive_attention(*tensors, torch.ones((2, 1, length), dtype=torch.bool), block_mask)
+    assert_close(block_attention(*tensors, None, block_mask), expected)
+    monkeypatch.setattr(layers, "_FEW", -1)
+    assert_close(block_attention(*tensors, None, block_mask), expected)
 
 
 def test_masks_by_eye() -> None:

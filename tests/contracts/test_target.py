@@ -10,6 +10,7 @@ import torch
 
 from tests.tolerances import assert_close
 from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
+from treedraft.targets import hf
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target, default_tap_layers, find_mask_token
@@ -111,6 +112,23 @@ def test_commit_then_verify_is_starting_from_the_longer_prefix(variant: str, pat
         assert_close(stale, fresh[:, :, : target.length])
     assert_close(again, target.verify(TOKENS, PARENTS).logits)
     assert_close(taps[path], start.taps[-len(path) :])
+
+
+@every_variant
+def test_angles_that_are_looked_up_are_the_rotary_modules_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "TABLED", 24)
+    target = tiny_module.load(dtype=torch.float64, **VARIANTS[variant])
+
+    def computed(positions: torch.Tensor) -> list[torch.Tensor]:
+        like = torch.empty(1, dtype=torch.float64)
+        return [part.view(*positions.shape, -1) for part in target.model.model.rotary_emb(like, positions.view(1, -1))]
+
+    for positions in (torch.tensor([[[0, 3, 3], [23, 7, 1]]]), torch.tensor([5, 24, 40])):
+        for own, expected in zip(target.rotary(positions), computed(positions), strict=True):
+            assert torch.equal(own, expected)
+    if "rope" not in VARIANTS[variant]:
+        target.scale_rotary("ntk:2")
+        assert torch.equal(target.rotary(torch.arange(9))[0], computed(torch.arange(9))[0])
 
 
 @every_variant

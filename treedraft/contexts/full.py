@@ -40,17 +40,23 @@ class FullState(State):
         columns = starts[:, None] + torch.arange(taps.shape[1], device=taps.device)
         new = self.context.remember(taps, columns, self.layers, self.rotary)
         self._reserve(max(self.lengths[request] for request in requests) + taps.shape[1])
-        index = torch.tensor(requests, device=taps.device)[:, None]
         # Rows of padding lie behind a request's length: unseen, and written over by what comes next.
+        if len(requests) == 1:
+            place = (requests[0], slice(self.lengths[requests[0]], self.lengths[requests[0]] + taps.shape[1]))
+        else:
+            place = (torch.tensor(requests, device=taps.device)[:, None], columns)
         for store, added in zip(self.stores, (*new.keys, *new.values), strict=True):
-            store[index, columns] = added.to(store.dtype)
+            store[place] = added.to(store.dtype)
         for request, count in zip(requests, counts, strict=True):
             self.lengths[request] += count
 
     @property
     def memory(self) -> Rows:
         longest = max(self.lengths)
-        return Rows(keys=[x[:, :longest] for x in self.rows.keys], values=[x[:, :longest] for x in self.rows.values])
+        return Rows(
+            keys=[x[:, :longest] for x in self.rows.keys], values=[x[:, :longest] for x in self.rows.values],
+            at_ends=min(self.lengths) == longest,
+        )  # fmt: skip
 
     @property
     def stores(self) -> list[Tensor]:

@@ -103,30 +103,36 @@ class MLP(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+_FEW = 2**19  # numbers in the keys of a context; so many are copied in less time than a second softmax's parts take
+
+
 def block_attention(
     queries: Tensor,
     context_keys: Tensor,
     context_values: Tensor,
     keys: Tensor,
     values: Tensor,
-    visible: Tensor,
+    visible: Tensor | None,
     block_mask: Tensor,
     summary: Summary | None = None,
 ) -> Tensor:
     """One softmax over the context rows a block may see, the slots of the block itself and a summary's entries.
 
     queries [S, A, B, h, d] (scaled), context_* [S, T, k, d], keys and values [S, A, B, k, d]; visible [S, A, T] says
-    which context rows block (s, a) sees, block_mask [B, B] which slots each slot sees. Returns [S, A, B, h * d].
+    which context rows block (s, a) sees (None: all), block_mask [B, B] which slots each slot sees. Returns [S, A, B, h * d].
     Context keys are shared by all blocks of a sequence, so nothing of size A x T x d is ever built.
     """
     num_seqs, num_blocks, num_slots, num_heads, head_dim = queries.shape
+    if num_blocks == 1 and visible is None and summary is None and context_keys.numel() <= _FEW:
+        return _one_block(queries, context_keys, context_values, keys, values, block_mask)
     kv_heads, length = keys.shape[3], context_keys.shape[1]
     groups = num_heads // kv_heads
     # [S, A, B, k, g, d] -> [S, k, A, g, B, d]
     q = queries.unflatten(3, (kv_heads, groups)).permute(0, 3, 1, 4, 2, 5)
     far = q.reshape(num_seqs, kv_heads, -1, head_dim) @ context_keys.permute(0, 2, 3, 1)
     far = far.view(num_seqs, kv_heads, num_blocks, groups * num_slots, length)
-    far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
+    if visible is not None:
+        far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
     entries = _summary_scores(q, summary) if summary is not None else []
     q = q.reshape(num_seqs, kv_heads, num_blocks, groups * num_slots, head_dim)
     near = q @ keys.permute(0, 3, 1, 4, 2)
@@ -141,6 +147,16 @@ def block_attention(
         own = summary.values.unflatten(2, (kv_heads, groups)).permute(0, 2, 1, 3, 4, 5).to(mixed.dtype)
         mixed = mixed + entry.unflatten(3, (groups, num_slots)) @ own
     return mixed.permute(0, 2, 4, 1, 3, 5).flatten(3)
+
+
+def _one_block(queries: Tensor, context_keys: Tensor, context_values: Tensor, keys: Tensor, values: Tensor, block_mask: Tensor) -> Tensor:
+    """The same for a block a sequence that sees a whole context of few rows: they are put beside the block's own."""
+    k, v = (torch.cat((far, near[:, 0]), dim=1).transpose(1, 2) for far, near in ((context_keys, keys), (context_values, values)))
+    mask = nn.functional.pad(block_mask, (context_keys.shape[1], 0), value=True)
+    mixed = nn.functional.scaled_dot_product_attention(
+        queries[:, 0].transpose(1, 2), k, v, attn_mask=mask, scale=1.0, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).flatten(2)[:, None]
 
 
 def _summary_scores(q: Tensor, summary: Summary) -> list[Tensor]:

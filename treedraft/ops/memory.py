@@ -41,14 +41,15 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What blocks see of their prefix: rows [S, T, k, d] of every layer, of which block (s, a) sees visible [S, A, T].
+    """What blocks see of their prefix: rows [S, T, k, d] of every layer, of which block (s, a) sees visible [S, A, T]
+    (None: all of them).
 
     A context may add a summary a layer, and the state [S, A, C] at the boundary between prefix and block.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
-    visible: Tensor
+    visible: Tensor | None
     summaries: list[Summary] | None = None
     boundary: Tensor | None = None
 
@@ -71,12 +72,18 @@ class Whole(Memory):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows(Whole):
-    """A key and a value of every position, [S, T, k, d] a layer, ordered by position."""
+    """A key and a value of every position, [S, T, k, d] a layer, ordered by position.
+
+    `at_ends`: blocks start behind the last row of every sequence, and nowhere else.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
+    at_ends: bool = False
 
     def at(self, anchors: Tensor) -> Seen:
+        if self.at_ends:
+            return Seen(keys=self.keys, values=self.values, visible=None)
         visible = torch.arange(self.keys[0].shape[1], device=anchors.device) < anchors.unsqueeze(-1)
         return Seen(keys=self.keys, values=self.values, visible=visible)
 

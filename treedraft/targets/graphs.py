@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from treedraft.targets.hf import Target
 
 BUCKETS = (16, 32, 64, 128, 256)
+MOVING_ANGLES = ("dynamic", "longrope")  # rotary scalings that look at the longest position
 _WARM_UPS = 2
 
 
 def graphable(config: Any) -> bool:
-    """Rotary scalings that look at the longest position wait for the device, which a graph cannot."""
+    """Angles that depend on the longest position wait for the device, which a graph cannot."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type", "default") not in ("dynamic", "longrope")
+    return rope.get("rope_type", "default") not in MOVING_ANGLES
 
 
 @dataclass(slots=True, kw_only=True)

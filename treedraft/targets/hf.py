@@ -28,9 +28,10 @@ from treedraft.ops.tree_attention import hf as tree_glue
 from treedraft.ops.tree_attention.dispatch import Choice, choose, full_mask
 from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets.cache import Recording, RowCache
-from treedraft.targets.graphs import GraphedVerify, graphable
+from treedraft.targets.graphs import MOVING_ANGLES, GraphedVerify, graphable
 
 FAMILIES = ("llama", "qwen3")
+TABLED = 4096  # positions whose rotary angles are kept
 PREFILL_ROWS = 2048  # of a prompt in one forward: a longer one's mask would grow with its square
 
 
@@ -96,6 +97,7 @@ class Target:
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_length: int = config.max_position_embeddings
         self.rope_scaling: str | None = None
+        self._angles: Rotary | None = None
         self.embedding: Tensor = model.get_input_embeddings().weight  # pyright: ignore
         self.vocab_size = min(len(tokenizer), self.embedding.shape[0])
         self.head_weight: Tensor = model.get_output_embeddings().weight[: self.vocab_size]  # pyright: ignore
@@ -154,7 +156,9 @@ class Target:
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., head_dim] of the target's rotary angles, scaled or not, at absolute positions [...]."""
-        return _rotary(self.model.model.rotary_emb, self.dtype, positions)  # pyright: ignore
+        if self._angles is None:
+            self._angles = _Angles(self.model.model.rotary_emb, self.dtype)  # pyright: ignore
+        return self._angles(positions)
 
     @torch.no_grad()
     def scale_rotary(self, scaling: str) -> None:
@@ -172,6 +176,7 @@ class Target:
         frequencies = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
         for name in ("inv_freq", "original_inv_freq"):
             getattr(embedding, name).copy_(frequencies)
+        self._angles = None
         self.max_length, self.rope_scaling = int(self.max_length * factor), scaling
 
     def final_norm(self, hidden: Tensor) -> Tensor:
@@ -185,7 +190,7 @@ class Target:
             return self.final_norm, self.rotary
         model: Any = self.model.model
         norm = partial(_final_norm, model.norm.weight.to(device), self.config.rms_norm_eps)
-        return norm, partial(_rotary, copy.deepcopy(model.rotary_emb).to(device), self.dtype)
+        return norm, _Angles(copy.deepcopy(model.rotary_emb).to(device), self.dtype)
 
     def tap(self, layers: Sequence[int], *, cached: Sequence[int] = ()) -> None:
         """Record the outputs of these 0-based layers from now on, and the keys and values of the `cached` ones.
@@ -420,11 +425,28 @@ class Target:
             self.cache, self.length, self._pending, self.graphs = saved
 
 
-def _rotary(embedding: Any, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor]:
-    # At least float32: angles rounded to bfloat16 drift apart at long positions.
-    like = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), device=positions.device)
-    cosine, sine = embedding(like, positions.reshape(1, -1))
-    return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
+class _Angles:
+    """Positions [...] -> cosine and sine [..., d] of a model's rotary module; on a CPU the first ones are looked up."""
+
+    def __init__(self, embedding: Any, dtype: torch.dtype) -> None:
+        # At least float32: angles rounded to bfloat16 drift apart at long positions.
+        self.embedding, self.dtype = embedding, torch.promote_types(dtype, torch.float32)
+        self.fixed = getattr(embedding, "rope_type", "default") not in MOVING_ANGLES
+        self.table: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if positions.device.type != "cpu" or not self.fixed or positions.numel() == 0 or int(positions.max()) >= TABLED:
+            return self.compute(positions)
+        if self.table is None:
+            with torch.inference_mode(False):  # training reads it too
+                self.table = self.compute(torch.arange(TABLED))
+        cosine, sine = self.table
+        return cosine[positions], sine[positions]
+
+    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        like = torch.empty(1, dtype=self.dtype, device=positions.device)
+        cosine, sine = self.embedding(like, positions.reshape(1, -1))
+        return cosine.view(*positions.shape, -1), sine.view(*positions.shape, -1)
 
 
 def _final_norm(weight: Tensor, eps: float, hidden: Tensor) -> Tensor:
