@@ -91,7 +91,7 @@ def _path(target: Target, drafter: Drafter, depth: int) -> Path:
     return cache_folder() / "profiles" / f"{target.name.replace('/', '--')}-{short_hash(identity)}.json"
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def measure(target: Target, drafter: Drafter, depth: int, *, repeats: int = 3) -> Profile:
     """Time the parts of a round behind prefixes of several lengths. The target's request is replaced."""
     contexts = [length for length in CONTEXTS if length + MOST_NODES < target.max_length] or [target.max_length // 2]

@@ -104,7 +104,7 @@ class Replay:
         """The rounds of every trajectory, in order of length. The drafter must be attached to this target."""
         return self.judge(drafter, config, self._taps())
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def judge(self, drafter: Drafter, config: DecodeConfig, features: Sequence[Tensor]) -> list[Rounds]:
         """The same of a drafter that remembers other features than the target's: [S, T, C] of every group."""
         pairs = zip(self.groups, features, strict=True)

@@ -117,7 +117,7 @@ class Stopper:
         return "length" if len(self.ids) >= self.max_new_tokens else None
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     target: Target,
     drafter: Drafter | Link,
@@ -219,7 +219,7 @@ class _Step:
             chosen = [*(tokens[node] for node in path[1:]), bonus]
             count = self.stopper.take(chosen[:room])
         found = self.drafting.among(chosen) if isinstance(self.drafting, Together) else None
-        return Round(tree=tree, path=path, emitted=count, among_candidates=found, crossed=self.drafting.crossed())
+        return Round(tree=tree.lasting(), path=path, emitted=count, among_candidates=found, crossed=self.drafting.crossed())
 
     def _draw(self, anchor: int, depth: int, length: int) -> DrawnTree:
         assert isinstance(self.drafting, Together), "drawn trees do not cross"
@@ -244,7 +244,7 @@ class _Step:
         return rules.walk(drawn, law, rules.RULES[self.acceptance.rule], dice)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate_plain(
     target: Target,
     prompt: Sequence[int],

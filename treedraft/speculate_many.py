@@ -24,7 +24,7 @@ from treedraft.targets.sampling import Sampler
 from treedraft.trees.accept import accept
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate_many(
     target: Target,
     drafter: Drafter | Link,
@@ -160,7 +160,7 @@ class _Group:
             tree = trees.tree(place)
             room = self.target.max_length - 1 - lengths[place]
             count = row.stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
-            row.answer.rounds.append(Round(tree=tree, path=path, emitted=count, crossed=share))
+            row.answer.rounds.append(Round(tree=tree.lasting(), path=path, emitted=count, crossed=share))
 
     def _append(self, place: int, taps: Tensor) -> None:
         self.drafting.append(taps[None], [len(taps)], [place])

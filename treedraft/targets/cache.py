@@ -33,7 +33,8 @@ class RowCache:
         device: torch.device,
     ) -> None:
         shape = (2, num_layers, batch, kv_heads, capacity, head_dim)
-        self.store = torch.zeros(shape, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # a tensor of that mode could not be written to outside of it
+            self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.columns: slice | Tensor = slice(0, 0)
         self.visible = 0
 
@@ -117,7 +118,8 @@ class RowCache:
         if columns <= self.capacity:
             return
         extra = max(columns, 2 * self.capacity) - self.capacity
-        self.store = torch.nn.functional.pad(self.store, (0, 0, 0, extra))
+        with torch.inference_mode(False):
+            self.store = torch.nn.functional.pad(self.store, (0, 0, 0, extra))
 
 
 class Recording:

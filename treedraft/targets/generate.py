@@ -23,7 +23,7 @@ _CHUNK = 32  # rows that share a padded length in attention
 _DRAW_ROWS = 8  # rows drawn at once on a CPU: their float64 copies stay in its cache
 
 
-@torch.no_grad()  # not inference mode: a cache that grew inside could not be written to outside
+@torch.inference_mode()
 def plain(
     target: Target,
     prompt: Sequence[int],

@@ -82,6 +82,7 @@ class GraphedVerify:
         # The next replay writes over both.
         return bucket.last[0, :num_nodes].clone(), bucket.taps[0, :num_nodes].clone()
 
+    @torch.inference_mode(False)  # they outlive the mode that they are first used in
     def _new(self, size: int) -> _Bucket:
         device = self.target.device
         rows = TreeRows(

@@ -33,6 +33,11 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def lasting(self) -> DraftTree:
+        """A copy for those who look at it later, outside of inference mode."""
+        with torch.inference_mode(False):
+            return DraftTree(**{name: getattr(self, name).clone() for name in PADDING})
+
     def ancestors(self) -> Tensor:
         """bool [N, N]: row i is true at i and at i's ancestors."""
         return ancestor_mask(self.parents)
