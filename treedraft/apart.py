@@ -156,7 +156,7 @@ class Side:
         sizes = (sum(number > 0 for number in numbers), last), (sum(numbers), every)
         return [torch.empty(size, dtype=self.dtype) for size in sizes]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def hear(self, head: list[int], tensors: Sequence[Tensor]) -> None:
         kind, number, numbers, lengths = _parts(head)
         state = self.drafting.state
@@ -172,7 +172,7 @@ class Side:
             self._check(lengths[:number], [state.lengths[request] for request in numbers[:number]])
             self.drafting.keep(torch.tensor(numbers[:number], device=self.drafting.device))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def answer(self, head: list[int]) -> list[Tensor]:
         _, depth, anchors, lengths = _parts(head)
         self._check(lengths, self.drafting.state.lengths)
