@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +71,10 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
         return f"head size {head_dim} is outside {SMALLEST_HEAD}..{LARGEST_HEAD}"
     if interpreting():
-        return uninterpretable() if device.type == "cpu" else "TRITON_INTERPRET=1 works on the CPU alone"
+        import triton  # pyright: ignore[reportMissingImports]
+
+        unfit = uninterpretable(triton.__version__, np.__version__)
+        return unfit if device.type == "cpu" else "TRITON_INTERPRET=1 works on the CPU alone"
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if dtype not in KERNEL_DTYPES:
@@ -81,12 +85,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     return None if major >= 8 else f"it needs compute capability 8.0, not {major}.{minor}"
 
 
-@cache
-def uninterpretable() -> str | None:
-    """Why the interpreter would fail whatever it is given: what loops have for bounds is no scalar to a newer numpy."""
-    from importlib.metadata import version
-
-    triton, numpy = (version(package) for package in ("triton", "numpy"))
+def uninterpretable(triton: str, numpy: str) -> str | None:
+    """Why Triton's interpreter of that version fails whatever it is given: a bound of a loop is no scalar to a newer numpy."""
     if _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
         return f"triton {triton} cannot interpret with numpy {numpy}: it needs numpy below 2.4, or triton 3.7"
     return None

@@ -75,23 +75,24 @@ def tile_for(
     float32, which is multiplied without matrix instructions: more than 16 rows spill.
     """
     tile = _fastest(rows, head_dim, capability=capability, paged=paged, exact=exact)
-    while tile.stages > 1 and shared_bytes(tile, head_dim, capability=capability, itemsize=4 if exact else 2) > shared:
+    while tile.stages > 1 and shared_bytes(tile, head_dim, itemsize=4 if exact else 2) > shared:
         tile = replace(tile, stages=tile.stages - 1)
     return tile
 
 
-def shared_bytes(tile: Tile, head_dim: int, *, capability: int = 9, itemsize: int = 2) -> int:
-    """Shared memory that a program needs at most: keys and values of every stage, and queries, which 8.x has in registers."""
+def shared_bytes(tile: Tile, head_dim: int, *, itemsize: int = 2) -> int:
+    """Shared memory that a program needs at most: keys and values of every stage, and queries (a compiler may do with less)."""
     dim = block_dim(head_dim)
-    queries = tile.rows * dim * itemsize if capability >= 9 or itemsize > 2 else 0
-    return tile.stages * (2 * WORD * dim * itemsize + 1024) + queries
+    return tile.stages * (2 * WORD * dim * itemsize + 1024) + tile.rows * dim * itemsize
 
 
 def _fastest(rows: int, head_dim: int, *, capability: int, paged: bool, exact: bool) -> Tile:
     if exact:
-        return Tile(rows=16, warps=4, stages=2)
+        return Tile(rows=16, warps=8, stages=2)
+    if rows <= 16:
+        return Tile(rows=16, warps=4, stages=3 if block_dim(head_dim) <= 128 else 2)
     if rows <= 32:
-        return Tile(rows=16 if rows <= 16 else 32, warps=4, stages=3 if block_dim(head_dim) <= 128 else 2)
+        return Tile(rows=32, warps=4, stages=3 if block_dim(head_dim) <= 128 and capability < 9 else 2)
     if block_dim(head_dim) > 128:
         return Tile(rows=64, warps=8, stages=2 if capability >= 9 else 1)
     if rows <= 64 and capability >= 9:
@@ -99,9 +100,9 @@ def _fastest(rows: int, head_dim: int, *, capability: int, paged: bool, exact: b
     return Tile(rows=128, warps=8, stages=2 if paged and capability < 9 else 3)
 
 
-def through_parts(splits: int, head_dim: int, *, capability: int = 9) -> bool:
-    """Whether outputs are merged from partial ones; also of a single split where writing them directly would spill."""
-    return splits > 1 or block_dim(head_dim) > (128 if capability >= 9 else 64)
+def through_parts(splits: int, head_dim: int, *, capability: int = 9, rows: int = 128) -> bool:
+    """Whether outputs are merged from partial ones; also of a single split where a tile of so many rows would spill otherwise."""
+    return splits > 1 or block_dim(head_dim) > (128 if capability >= 9 and rows != 64 else 64)
 
 
 def choose_splits(
@@ -149,7 +150,7 @@ def plan(
         raise ValueError(f"splits is {splits}; at least 1")
     if tma is None:
         tma = aligned and not paged and generation >= 9 and dtype.itemsize == 2
-    return Plan(tile=tile, splits=splits, parts=through_parts(splits, head_dim, capability=generation), tma=tma)
+    return Plan(tile=tile, splits=splits, parts=through_parts(splits, head_dim, capability=generation, rows=tile.rows), tma=tma)
 
 
 def launch(

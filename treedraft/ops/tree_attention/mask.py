@@ -218,8 +218,9 @@ def pack(visible: Tensor) -> Tensor:
     """bool [..., N, N] -> words int64 [..., N, ceil(N / 64)]."""
     columns = visible.shape[-1]
     bits = torch.nn.functional.pad(visible, (0, -columns % WORD)).unflatten(-1, (-1, WORD)).long()
-    # Distinct bits, so their sum is their union; bit 63 makes a word negative. A transposed mask would give transposed words.
-    return (bits << torch.arange(WORD, device=visible.device)).sum(-1).contiguous()
+    # Distinct bits, so their sum is their union; bit 63 makes a word negative.
+    words = (bits << torch.arange(WORD, device=visible.device)).sum(-1)
+    return words if words.is_contiguous() else words.contiguous()  # of a transposed mask they are transposed
 
 
 def unpack(words: Tensor) -> Tensor:
