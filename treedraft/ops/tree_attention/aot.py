@@ -103,7 +103,7 @@ def main_variants() -> list[Variant]:
         found += [planned(device, paged=True, num_nodes=nodes) for nodes in (16, 8, 4)]
         found += [planned(device, group=group) for group in (1, 2, 3, 5, 6, 7, 8)]
         found += [planned(device, dtype="fp16")]
-        found += [planned(device, dtype="fp32", head_dim=head_dim, num_nodes=nodes) for head_dim in (16, 64, 128) for nodes in (4, 256)]
+        found += [planned(device, dtype="fp32", head_dim=head_dim, prefix=prefix, num_nodes=4) for head_dim in (16, 64, 128) for prefix in (32768, 1)]
         found += [planned(device, aligned=False, batch=batch) for batch in (1, 8)]
     return list(dict.fromkeys(found))
 

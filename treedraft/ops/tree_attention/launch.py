@@ -67,14 +67,14 @@ def block_dim(head_dim: int) -> int:
 
 
 def tile_for(
-    rows: int, head_dim: int, *, capability: int = 9, paged: bool = False, exact: bool = False, shared: int = H200.shared
+    rows: int, head_dim: int, *, capability: int = 9, group: int = 4, paged: bool = False, exact: bool = False, shared: int = H200.shared
 ) -> Tile:
     """By the rows of a key head (G N) and the head size; chosen so that nothing spills (see `aot`) and it fits `shared` bytes.
 
     wgmma wants 64 rows, and four warps of it hold 64 x 128 of accumulators: smaller trees run on mma.sync. `exact` is
     float32, which is multiplied without matrix instructions: more than 16 rows spill.
     """
-    tile = _fastest(rows, head_dim, capability=capability, paged=paged, exact=exact)
+    tile = _fastest(rows, head_dim, capability=capability, group=group, paged=paged, exact=exact)
     while tile.stages > 1 and shared_bytes(tile, head_dim, itemsize=4 if exact else 2) > shared:
         tile = replace(tile, stages=tile.stages - 1)
     return tile
@@ -86,7 +86,7 @@ def shared_bytes(tile: Tile, head_dim: int, *, itemsize: int = 2) -> int:
     return tile.stages * (2 * WORD * dim * itemsize + 1024) + tile.rows * dim * itemsize
 
 
-def _fastest(rows: int, head_dim: int, *, capability: int, paged: bool, exact: bool) -> Tile:
+def _fastest(rows: int, head_dim: int, *, capability: int, group: int, paged: bool, exact: bool) -> Tile:
     if exact:
         return Tile(rows=16, warps=8, stages=2)
     if rows <= 16:
@@ -97,6 +97,8 @@ def _fastest(rows: int, head_dim: int, *, capability: int, paged: bool, exact: b
         return Tile(rows=64, warps=8, stages=2 if capability >= 9 else 1)
     if rows <= 64 and capability >= 9:
         return Tile(rows=64, warps=4, stages=2)
+    if group == 7 and block_dim(head_dim) > 64 and capability < 9:
+        return Tile(rows=64, warps=8, stages=3)  # dividing by 7 takes registers that a larger tile has not left
     return Tile(rows=128, warps=8, stages=2 if paged and capability < 9 else 3)
 
 
@@ -139,7 +141,7 @@ def plan(
     """
     generation = device.generation
     tile = tile or tile_for(
-        num_nodes * group, head_dim, capability=generation, paged=paged, exact=dtype == torch.float32, shared=device.shared
+        num_nodes * group, head_dim, capability=generation, group=group, paged=paged, exact=dtype == torch.float32, shared=device.shared
     )
     if splits is None:
         splits = choose_splits(
