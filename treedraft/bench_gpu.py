@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treedraft.ops.tree_attention.mask import TreeRows
 
 HALF_BOUND = 5e-3  # relative error against float64
-LOGITS_BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # two ways of one forward; rounding to bfloat16 is carried on through 36 layers
+LOGITS_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of two right ways: rounding is carried on through 36 layers (0.02; a parent that is wrong: 0.2)
 LEAST_FRACTION = 0.45
 AIM_FRACTION, AIM_TIMES_SDPA = 0.55, 2.0
 PARTS = ("checks", "sanitizer", "attention", "builder", "rounds")
@@ -194,17 +194,16 @@ def has_kernel(scale: Scale) -> bool:
 def poisoned() -> Iterator[None]:
     """New tensors are full of NaN, so what a kernel fails to write shows."""
     import torch
-    from torch.utils import deterministic
-
+    deterministic: Any = torch.utils.deterministic
     filled = deterministic.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
+    deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
+        deterministic.fill_uninitialized_memory = filled
 
 
 # -- problems ---------------------------------------------------------------------------------------------------------
@@ -285,6 +284,12 @@ def exact(case: Case) -> Tensor:
 def relative(found: Tensor, expected: Tensor) -> float:
     """NaN counts as infinitely wrong."""
     error = float((found.double() - expected).norm() / expected.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def worst_row(found: Tensor, expected: Tensor) -> float:
+    """The largest relative error of a row [..., V]: one wrong row is little of the whole."""
+    error = float(((found - expected).double().norm(dim=-1) / expected.double().norm(dim=-1)).max())
     return error if math.isfinite(error) else math.inf
 
 
@@ -574,6 +579,7 @@ class Flex:
 
     def mask(self, case: Case) -> Any:
         """The block mask of a tree, which every tree needs anew; how long it takes is told apart."""
+        import torch
         from torch.nn.attention.flex_attention import create_block_mask
 
         prefix, visible = case.rows.prefix_lens, case.rows.visible
@@ -581,7 +587,12 @@ class Flex:
         def seen(b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
             return (column < prefix[b]) | visible[b, row, (column - prefix[b]).clamp(min=0)]
 
-        return create_block_mask(seen, len(case.q), None, case.rows.size, case.columns, device=str(case.q.device))
+        found = create_block_mask(seen, len(case.q), None, case.rows.size, case.columns, device=str(case.q.device))
+        for part in found.as_tuple():
+            if isinstance(part, torch.Tensor):
+                for axis in range(2, part.ndim):  # torch takes numbers of blocks for constants otherwise
+                    torch._dynamo.maybe_mark_dynamic(part, axis)
+        return found
 
     def attend(self, case: Case, blocks: Any) -> Tensor:
         return self.function(case.q, case.k, case.v, block_mask=blocks, enable_gqa=True)
@@ -783,13 +794,13 @@ def identity(scale: Scale, report: Report) -> None:
     prompts = torch.randint(0, small.vocabulary - 2, (4, small.prompt), generator=torch.Generator().manual_seed(0)).tolist()
     plain = [generate_plain(target, prompt, max_new_tokens=24).ids for prompt in prompts]
     config = DecodeConfig(mode="tree", depth=small.depth, budget=small.budget, width=16)
+    drafters = [(correction, random_drafter(small, target, correction)) for correction in ("attention", "markov")]
     for way in ("auto", "triton, graphs", "triton, eager") if has_kernel(small) else ("auto",):
         target.use_attention(way.split(",")[0])
         target.graphs = GraphedVerify(target) if way == "triton, graphs" else None
         # The interpreter takes tenths of a second for a tree.
         few = scale.device == "cpu" and way != "auto"
-        for correction in ("attention",) if few else ("attention", "markov"):
-            drafter = random_drafter(small, target, correction)
+        for correction, drafter in drafters[:1] if few else drafters:
             asked, tokens = (prompts[:1], 8) if few else (prompts, 24)
             found = [generate(target, drafter, prompt, config=config, max_new_tokens=tokens) for prompt in asked]
             same = all(one.ids == ids[:tokens] for one, ids in zip(found, plain, strict=False))
@@ -816,7 +827,7 @@ def compare_graphs(scale: Scale, report: Report, target: Any, graphs: Any, promp
         target.graphs = graphs
         found = target.verify(tokens, parents).logits
         target.graphs = None
-        return relative(found, target.verify(tokens, parents).logits.double())
+        return worst_row(found, target.verify(tokens, parents).logits)
 
     target.prefill(prompt)
     report.check(f"{what}logits of graphs against eager ones", difference(), bound)

@@ -6,7 +6,7 @@ import contextlib
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ def _fastest(rows: int, head_dim: int, *, capability: int, group: int, paged: bo
     if exact:
         return Tile(rows=16, warps=8, stages=2)
     if rows <= 16:
-        return Tile(rows=16, warps=4, stages=3 if block_dim(head_dim) <= 128 else 2)
+        return Tile(rows=16, warps=4, stages=3 if block_dim(head_dim) <= 128 and not (paged and capability < 9) else 2)
     if rows <= 32:
         return Tile(rows=32, warps=4, stages=3 if block_dim(head_dim) <= 128 and capability < 9 else 2)
     if block_dim(head_dim) > 128:
@@ -237,9 +237,9 @@ def descriptor(x: Tensor, dim: int) -> Any:
 def device_of(device: torch.device) -> Device:
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
 
-    properties = torch.cuda.get_device_properties(device)
+    properties, active = torch.cuda.get_device_properties(device), cast(Any, driver.active)
     with on_device(device):
-        shared = driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+        shared = active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
     return Device(multiprocessors=properties.multi_processor_count, capability=properties.major, shared=shared)
 
 
