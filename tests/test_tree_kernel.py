@@ -427,7 +427,6 @@ def _refuse_caches(contiguous: Any) -> Any:
 @needs_triton
 def test_nothing_of_the_size_of_prefix_times_tree_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treedraft.ops.tree_attention.dispatch.SMALLEST_HEAD", 8)
-    # NaN in new memory is written by an operator that makes what it fills.
     target = tiny_module.load(dtype=torch.float32, attention="triton")
     assert largest_made(target, 180, 64) < 64 * (180 + 64)
 

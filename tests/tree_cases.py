@@ -125,7 +125,7 @@ def logits_with_transformers_cache(target: Target, kind: str, backend: str) -> t
 
 
 class Made(TorchDispatchMode):
-    """How many numbers the largest tensor has that was made; a view of another is not made."""
+    """How many numbers the largest tensor has that was made: neither a view of another nor bytes, which an interpreter copies."""
 
     largest = 0
 
@@ -133,7 +133,7 @@ class Made(TorchDispatchMode):
         held = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
         found = func(*args, **(kwargs or {}))
         for x in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in held:
+            if isinstance(x, Tensor) and x.dtype != torch.uint8 and x.untyped_storage().data_ptr() not in held:
                 self.largest = max(self.largest, x.numel())
         return found
 
