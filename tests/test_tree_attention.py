@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._dynamo.testing import CompileCounter
 
 from tests.tiny_drafters import make_drafter, random_prompts
 from tests.tolerances import assert_close
-from tests.tree_cases import Problem, problem, problems, sizes, tree
-from treedraft import bench_gpu
+from tests.tree_cases import (
+    PARENTS,
+    PROMPT,
+    TOKENS,
+    Problem,
+    assert_paths_and_order,
+    largest_made,
+    logits_with_transformers_cache,
+    problem,
+    problems,
+    sizes,
+    tree,
+)
+from treedraft import bench_gpu, decode, registry
 from treedraft.config import DecodeConfig
 from treedraft.ops.tree_attention import dispatch, hf, hybrid, naive
 from treedraft.ops.tree_attention.dispatch import (
@@ -35,6 +48,7 @@ from treedraft.ops.tree_attention.dispatch import (
 )
 from treedraft.ops.tree_attention.mask import TreeRows, ancestors, check_parents, pack, tree_rows, unpack
 from treedraft.speculate import generate, generate_plain
+from treedraft.targets import load_target, target_names
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.cache import RowCache
 from treedraft.targets.graphs import GraphedVerify, graphable
@@ -265,22 +279,7 @@ def test_padded_trees_are_their_trees(backend: str) -> None:
 
 
 def test_a_path_is_plain_attention_and_order_does_not_matter() -> None:
-    found = problem(prefixes=(30,), num_nodes=24, dtype=torch.float64)
-    out = tree_attention(found.q, found.k, found.v, found.rows, backend="hybrid")
-    for node in (0, 5, 23):
-        path = ancestors(torch.tensor(found.parents))[0, node].nonzero().flatten()
-        columns = torch.cat([torch.arange(30), 30 + path])
-        alone = torch.nn.functional.scaled_dot_product_attention(
-            found.q[:, :, node : node + 1], found.k[:, :, columns], found.v[:, :, columns], enable_gqa=True
-        )
-        assert_close(out[:, :, node], alone[:, :, 0])
-    parents = torch.tensor(found.parents[0])
-    order = torch.argsort(depths_of(parents), stable=True)
-    place = torch.argsort(order)
-    moved = torch.where(parents[order] < 0, -1, place[parents[order].clamp(min=0)])
-    columns = torch.cat([torch.arange(30), 30 + order])
-    again = tree_attention(found.q[:, :, order], found.k[:, :, columns], found.v[:, :, columns], tree_rows(moved, 30), backend="hybrid")
-    assert_close(again, out[:, :, order])
+    assert_paths_and_order(problem(prefixes=(30,), num_nodes=24, dtype=torch.float64), "hybrid")
 
 
 @pytest.mark.parametrize("low", [-1e4, 0.0, -torch.inf])
@@ -323,7 +322,8 @@ def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         choose("triton", device=cuda, dtype=torch.bfloat16, head_dim=128)
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
     for capability, dtype, head_dim, words in (
-        ((9, 0), torch.float32, 128, "not float32"), ((7, 5), torch.float16, 64, "not 7.5"), ((9, 0), torch.bfloat16, 512, "512 is outside"),
+        ((9, 0), torch.float64, 128, "not float64"), ((7, 5), torch.float16, 64, "not 7.5"), ((9, 0), torch.bfloat16, 512, "512 is outside"),
+        ((9, 0), torch.float32, 256, "head sizes up to 128, not 256"),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, capability=capability: capability)
         with pytest.raises(BackendUnavailable, match=words):
@@ -331,8 +331,37 @@ def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         assert choose("auto", device=cuda, dtype=dtype, head_dim=head_dim).name == "hybrid"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     assert choose("auto", device=cuda, dtype=torch.bfloat16, head_dim=128).name == "triton"
+    assert choose("triton", device=cuda, dtype=torch.float32, head_dim=128).name == "triton"
+    exact = choose("auto", device=cuda, dtype=torch.float32, head_dim=128)
+    assert exact.name == "hybrid" and "float32 cannot use the tensor cores" in exact.reason
     with pytest.raises(ValueError, match="unknown attention 'tritom' .did you mean 'triton'"):
         choose("tritom", device=cpu, dtype=torch.float32, head_dim=64)
+
+
+def test_an_interpreter_that_cannot_run_is_refused() -> None:
+    assert dispatch.uninterpretable("3.6.0", "2.5.2") == "triton 3.6.0 cannot interpret with numpy 2.5.2: it needs numpy below 2.4, or triton 3.7"
+    for triton, numpy in (("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.4.6")):
+        assert dispatch.uninterpretable(triton, numpy) is None
+
+
+def test_verbose_says_what_auto_chose_and_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("treedraft.drafter.load_drafter", lambda *_, **__: None)
+    decode._load(decode.Arguments(target="tiny", device="cpu"))
+    assert capsys.readouterr().err == ""
+    decode._load(decode.Arguments(target="tiny", device="cpu", verbose=True))
+    said = capsys.readouterr().err
+    assert said.startswith("attention: hybrid (one masked pass where that is little work") and "triton is out, " in said
+
+
+def test_a_target_is_loaded_with_the_attention_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto`, whose self test launches the kernel on a GPU, is not tried before."""
+    tried: list[str] = []
+    real = Target.use_attention
+    monkeypatch.setattr(Target, "use_attention", lambda self, name, **options: (tried.append(name), real(self, name, **options)))
+    assert load_target("tiny", attention="sdpa").attention.name == "sdpa" and tried == ["sdpa"]
+    for name in target_names():
+        assert "attention" in inspect.signature(registry.load("targets", name).load).parameters
 
 
 def test_the_command_says_it_in_one_sentence() -> None:
@@ -358,6 +387,23 @@ def test_what_does_not_fit_is_refused() -> None:
         tree_attention(odd.q[:, :3], odd.k, odd.v, odd.rows)
     with pytest.raises(ValueError, match="prefix_lens are torch.int64"):
         tree_attention(good.q, good.k, good.v, dataclasses.replace(good.rows, prefix_lens=torch.tensor([70])))
+
+
+def test_what_is_read_by_place_has_to_lie_so() -> None:
+    good = problem(prefixes=(9, 9), num_nodes=5)
+    rows = good.rows
+    wide = torch.zeros((2, 5, 2), dtype=torch.int64)
+    wide[..., 0] = rows.words[..., 0]
+    twice = rows.prefix_lens.repeat_interleave(2)
+    for what, changed in (
+        ("words", {"seen": wide[..., :1]}), ("words", {"seen": rows.words[:, 0:1].expand(-1, 5, -1)}), ("prefix_lens", {"prefix_lens": twice[::2]}),
+        ("num_nodes", {"num_nodes": torch.full((4,), 5, dtype=torch.int32)[::2]}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"strides .* of {what}"):
+            tree_attention(good.q, good.k, good.v, dataclasses.replace(rows, **changed), backend="hybrid")
+    expanded = dataclasses.replace(rows, seen=rows.words[:1].expand(2, -1, -1))
+    assert torch.isfinite(tree_attention(good.q, good.k, good.v, expanded, backend="hybrid")).all()
+    assert pack(ancestors(torch.arange(70)[None] - 1).transpose(1, 2)).is_contiguous()
 
 
 def test_checks_that_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,31 +433,13 @@ def test_a_compiled_function_passes_through(backend: str) -> None:
 # -- inside transformers ----------------------------------------------------------------------------------------------
 
 FAMILIES = ("qwen3", "llama")
-PROMPT = [5, 40, 17, 2, 33]
-PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])
-TOKENS = torch.tensor([9, 11, 12, 13, 20, 21, 20, 3])
 
-
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_own_caches(family: str, kind: str) -> None:
-    """Logits of a tree behind a prefix equal those of each path fed alone; a static cache is used whole."""
-    from transformers import DynamicCache, StaticCache
-
+    """A static cache is used whole."""
     target = tiny_module.load(dtype=torch.float64, family=family)
-    model: Any = target.model
-    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=64)
-    argument = {target.cache_argument: cache}
-    model(input_ids=torch.tensor([PROMPT]), use_cache=True, **argument)
-    rows = tree_rows(PARENTS, len(PROMPT))
-    logits = model(
-        input_ids=TOKENS[None], position_ids=rows.positions, attention_mask=hf.no_mask(TOKENS.device), use_cache=True,
-        tree=rows, tree_backend="hybrid", **argument,
-    ).logits[0]  # fmt: skip
-    for node, seen in enumerate(ancestor_mask(PARENTS)):
-        alone = model(input_ids=torch.tensor([PROMPT + TOKENS[seen].tolist()])).logits[0, -1]
-        assert_close(logits[node], alone)
+    assert_close(*logits_with_transformers_cache(target, kind, "hybrid"))
 
 
 @torch.no_grad()
@@ -439,30 +467,15 @@ def test_a_sliding_window_is_refused() -> None:
         hf.attention(Layer(), found.q, found.k, found.v, None, tree=found.rows)
 
 
-class _Largest(TorchDispatchMode):
-    """The shapes of all tensors that are made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[int, ...]] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.shapes |= {tuple(x.shape) for x in (found if isinstance(found, (tuple, list)) else [found]) if isinstance(x, torch.Tensor)}
-        return found
-
-
-@pytest.mark.parametrize("backend", ["hybrid", "sdpa"])
-def test_nothing_of_the_size_of_prefix_times_tree_is_built(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Past the sizes where one pass over both is fastest."""
-    monkeypatch.setattr(hybrid, "_ONE_PASS", 0)
+@pytest.mark.parametrize("form", ["sdpa", *FORMS])
+def test_nothing_of_the_size_of_prefix_times_tree_is_built(form: str) -> None:
+    """But by the forms that are a pass under one mask."""
     target = tiny_module.load(dtype=torch.float32)
-    target.use_attention(backend)
-    target.prefill(list(range(50)))
-    with _Largest() as made:
-        target.verify(TOKENS, PARENTS)
-    built = {shape for shape in made.shapes if shape[-2:] == (8, 58)}
-    assert bool(built) == (backend == "sdpa")
+    target.use_attention("sdpa" if form == "sdpa" else "hybrid")
+    prefix, num_nodes = 180, 64
+    with dealt_as("two parts" if form == "sdpa" else form):
+        built = largest_made(target, prefix, num_nodes) >= num_nodes * (prefix + num_nodes)
+    assert built == (form in ("sdpa", "one pass"))
 
 
 # -- targets ----------------------------------------------------------------------------------------------------------
@@ -485,9 +498,11 @@ def test_a_target_verifies_alike_with_every_backend(family: str, backend: str) -
         assert_close(one, other)
 
 
-@every_backend
-def test_decoding_is_plain_decoding_with_every_backend(backend: str) -> None:
-    target = tiny_module.load(dtype=torch.float64)
+@pytest.mark.parametrize(("backend", "dtype"), [
+    *((backend, torch.float64) for backend in ON_CPU), ("hybrid", torch.float32), ("sdpa", torch.float32),
+])  # fmt: skip
+def test_decoding_is_plain_decoding_with_every_backend(backend: str, dtype: torch.dtype) -> None:
+    target = tiny_module.load(dtype=dtype)
     target.use_attention(backend)
     drafter = make_drafter(target, correction="attention")
     (prompt,) = random_prompts(target, 1, seed=3)
@@ -506,11 +521,16 @@ def test_the_forward_of_a_graph_is_the_forward(monkeypatch: pytest.MonkeyPatch, 
     graphs = GraphedVerify(target, buckets=(4, 8, 32))
     target.cache = target.new_cache(batch=1, capacity=40)
     target.prefill(PROMPT)
+    moves = 0
     for turn, size in enumerate((1, 3, 8, 20, 8, 2, 32)):
         parents = torch.tensor(tree("random", size, turn))
         tokens = torch.randint(0, 60, (size,), generator=torch.Generator().manual_seed(turn))
-        capacity = target.cache.capacity
+        before, place = set(graphs._captured), graphs._storage[:2]
         last, taps = graphs.run(tokens, parents)
+        bucket, moved = next(one for one in graphs.buckets if one >= size), graphs._storage[:2] != place
+        assert place == () or moved == (target.cache.capacity != place[1])
+        assert set(graphs._captured) == ({bucket} if moved else before | {bucket})
+        moves += moved
         expected = target.verify(tokens, parents)
         assert_close(target.head(last), expected.logits)
         assert_close(taps, expected.taps)
@@ -518,7 +538,7 @@ def test_the_forward_of_a_graph_is_the_forward(monkeypatch: pytest.MonkeyPatch, 
         target._pending = size
         target.commit(list(range(min(size, 7))))
         assert target.verify(TOKENS, PARENTS).logits.isfinite().all()
-        assert len(graphs._captured) == (1 if target.cache.capacity != capacity else len(graphs._captured))
+    assert moves > 1, "the cache grew on the way"
 
 
 def test_a_target_with_graphs_decodes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,7 +550,7 @@ def test_a_target_with_graphs_decodes_the_same(monkeypatch: pytest.MonkeyPatch) 
     target.graphs = GraphedVerify(target)
     assert generate(target, drafter, prompt, config=config, max_new_tokens=40).ids == plain.ids
     target.self_test()
-    assert target.graphs is not None and set(target.graphs._captured) <= {16, 32}
+    assert target.graphs is not None and set(target.graphs._captured) == {32}, "every round went through a graph"
 
 
 def test_rotary_scalings_that_read_positions_are_not_captured() -> None:
@@ -579,7 +599,7 @@ def test_bench_attention_measures_and_checks(tmp_path: Path) -> None:
 
 
 # What a GPU image need not have: all that this package depends on but Python, torch, numpy and transformers with its own needs.
-ABSENT = "tyro pydantic platformdirs gguf scipy pandas matplotlib seaborn rich jaxtyping beartype accelerate"
+ABSENT = "tyro pydantic platformdirs gguf scipy pandas matplotlib seaborn PIL rich jaxtyping beartype accelerate"
 
 
 def fake_sanitizer(folder: Path, exit_code: int) -> Path:
@@ -615,9 +635,15 @@ def test_bench_gpu_goes_through_on_a_bare_machine(tmp_path: Path) -> None:
     assert set(record.get("aims", ())) == ({"share of the floor behind 1 x 70", "times SDPA with a mask behind 1 x 70, 20 nodes"} if has_kernel else set())
     assert record["sanitizer"] == "no error"
     assert (tools / "options").read_text().split() == "--tool memcheck --require-cuda-init no --error-exitcode 9".split()
+    assert record["attention_1x70_20"]["flex_mask_us"] > 0 and "sdpa/ours" in done.stdout
     for correction in ("attention", "markov"):
         assert record[f"builder_{correction}"]["same_tree"]
-        assert record[f"identity_{correction}"]["same_as_plain"] and record[f"identity_{correction}"]["tau"] > 1.1
+        assert record[f"identity_{correction}_auto"]["same_as_plain"] and record[f"identity_{correction}_auto"]["tau"] > 1.1
+    for way in ("graphs", "eager") if has_kernel else ():
+        found = record[f"identity_attention_triton_{way}"]
+        assert found["same_as_plain"] and found["attention"] == "triton"
+    compared = [name for name in record["checks"] if "in a cache that has moved" in name]
+    assert len(compared) == (2 if has_kernel else 1)
     for name in ("graphs", "eager"):
         assert record[f"round_{name}"]["same_as_plain"]
         assert {"draft_ms", "build_ms", "verify_ms", "commit_ms", "round_ms"} <= record[f"round_{name}"].keys()
@@ -629,6 +655,68 @@ def test_what_compute_sanitizer_finds_is_wrong(tmp_path: Path, monkeypatch: pyte
     report = bench_gpu.Report()
     bench_gpu.sanitizer(bench_gpu.DRY, report)
     assert report.wrong == ["compute-sanitizer: exit code 9"] and report.record["sanitizer"] == "exit code 9"
+
+
+def test_a_sanitizer_that_takes_too_long_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "child"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"]
+    begin = time.monotonic()
+    code, _ = bench_gpu._within(command, 1.0, dict(os.environ))
+    assert code is None and time.monotonic() - begin < 300
+    child = Path(f"/proc/{note.read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().split()[2] in "ZX"
+
+
+def test_a_quick_run_says_that_it_has_no_sanitizer(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_gpu.Report()
+    bench_gpu.sanitizer(bench_gpu.QUICK, report)
+    assert report.record["sanitizer"] == "not in a quick run" and "not in a quick run" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it could run")
+def test_a_gpu_without_the_kernel_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = bench_gpu.Report()
+    bench_gpu.require_kernel(bench_gpu.DRY, report)
+    assert report.wrong == []
+    monkeypatch.setattr(bench_gpu, "obstacle", lambda scale: "the package triton is not installed")
+    bench_gpu.require_kernel(bench_gpu.QUICK, report)
+    assert report.wrong == ["the kernel cannot run: the package triton is not installed"]
+
+
+def test_poison_and_its_end() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    with bench_gpu.poisoned():
+        assert torch.empty(9).isnan().all() and torch.zeros(2).new_empty((3, 3)).isnan().all()
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+
+
+def test_graphs_that_remember_a_prefix_are_wrong() -> None:
+    """What compares logits sees a graph whose prefix length is not read anew."""
+    target = tiny_module.load(dtype=torch.float32)
+    scale = dataclasses.replace(bench_gpu.DRY, vocabulary=target.vocab_size)
+    graphs, report = GraphedVerify(target), bench_gpu.Report()
+    bench_gpu.compare_graphs(scale, report, target, graphs, PROMPT)
+    assert report.wrong == [] and len(report.record["checks"]) == 3
+    stale, report = GraphedVerify(target), bench_gpu.Report()
+    forward = stale._forward
+
+    def forgetful(bucket: Any) -> None:
+        bucket.rows.prefix_lens.fill_(len(PROMPT))
+        forward(bucket)
+
+    stale._forward = forgetful
+    bench_gpu.compare_graphs(scale, report, target, stale, PROMPT)
+    assert len(report.wrong) == 2
+
+
+def test_flex_attention_is_compiled_once() -> None:
+    counter = CompileCounter()
+    flex = bench_gpu.Flex(bench_gpu.DRY, backend=counter)
+    for prefix, nodes in ((300, 200), (500, 140)):
+        for seed in (0, 1):
+            case = bench_gpu.make_case(bench_gpu.DRY, (prefix,), nodes, slack=0, seed=seed)
+            assert bench_gpu.relative(flex.attend(case, flex.mask(case)), bench_gpu.exact(case)) < 1e-5
+    assert counter.frame_count == 1
 
 
 def test_a_missed_aim_of_speed_is_not_wrong() -> None:

@@ -5,6 +5,7 @@ In the interpreter a tile costs about 10 ms whatever its size, so problems are s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -23,9 +24,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tolerances import assert_close
-from tests.tree_cases import SHAPES, Problem, problem, problems, tree
+from tests.tree_cases import (
+    SHAPES,
+    TOKENS,
+    Problem,
+    assert_paths_and_order,
+    largest_made,
+    logits_with_transformers_cache,
+    problem,
+    problems,
+    tree,
+)
+from treedraft.ops.tree_attention import aot
 from treedraft.ops.tree_attention.dispatch import choose, tree_attention, tree_attention_lse
-from treedraft.ops.tree_attention.launch import Device, Tile, block_dim, choose_splits, launch, through_parts, tile_for
+from treedraft.ops.tree_attention.launch import (
+    A100,
+    H200,
+    Device,
+    Plan,
+    Tile,
+    block_dim,
+    choose_splits,
+    launch,
+    on_device,
+    plan,
+    shared_bytes,
+    through_parts,
+    tile_for,
+)
 from treedraft.ops.tree_attention.mask import TreeRows, pack
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.graphs import GraphedVerify
@@ -85,6 +111,12 @@ def test_ci_on_linux_has_triton() -> None:
 def test_head_sizes_and_groups(dim: int, group: int) -> None:
     tma = (dim + group) % 2 == 0
     assert_right(problem(prefixes=(70,), num_nodes=20, group=group, dim=dim, seed=dim + group), tma=tma)
+
+
+@needs_triton
+@pytest.mark.parametrize("group", [5, 6, 7])
+def test_groups_that_are_no_power_of_two(group: int) -> None:
+    assert_right(problem(prefixes=(70,), num_nodes=20, group=group, kv_heads=2, seed=group), tma=group == 6)
 
 
 @needs_triton
@@ -181,6 +213,10 @@ def test_poison_reaches_exactly_the_rows_that_see_it(seed: int, node: int) -> No
     k[:, :, 67 + node] = torch.nan
     poisoned, _ = kernel(dataclasses.replace(found, k=k))
     assert torch.equal(torch.isnan(poisoned).any(-1), sees.expand(1, 2, -1))
+    k[:, :, 67 + node] = 0.0
+    k[:, :, 67 + node, 0] = torch.inf  # scores of either sign
+    endless, _ = kernel(dataclasses.replace(found, k=k))
+    assert torch.equal((endless != out).any(-1), sees.expand(1, 2, -1))
     v = found.v.clone()
     v[:, :, 67 + node] += 1e6
     moved, _ = kernel(dataclasses.replace(found, v=v))
@@ -207,6 +243,11 @@ def test_rows_that_see_nothing() -> None:
         out, lse = kernel(found, rows, splits=splits)
         assert not out[0].any() and bool(torch.isneginf(lse[0]).all())
         assert torch.isfinite(out[1]).all() and torch.isfinite(lse[1]).all()
+
+
+@needs_triton
+def test_a_path_is_plain_attention_and_order_does_not_matter() -> None:
+    assert_paths_and_order(problem(prefixes=(30,), num_nodes=24), "triton")
 
 
 @needs_triton
@@ -366,28 +407,115 @@ def test_a_target_verifies_with_the_kernel(monkeypatch: pytest.MonkeyPatch, fami
     torch.testing.assert_close(taps, expected.taps, rtol=1e-4, atol=1e-4)
 
 
+@needs_triton
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_transformers_own_caches(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("treedraft.ops.tree_attention.dispatch.SMALLEST_HEAD", 8)
+    monkeypatch.setattr(torch.Tensor, "contiguous", _refuse_caches(torch.Tensor.contiguous))
+    found, expected = logits_with_transformers_cache(tiny_module.load(dtype=torch.float32), kind, "triton")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _refuse_caches(contiguous: Any) -> Any:
+    def checked(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        assert self.ndim != 4 or self.shape[2] <= len(TOKENS), "keys and values are copied"
+        return contiguous(self, *arguments, **options)
+
+    return checked
+
+
+@needs_triton
+def test_nothing_of_the_size_of_prefix_times_tree_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treedraft.ops.tree_attention.dispatch.SMALLEST_HEAD", 8)
+    target = tiny_module.load(dtype=torch.float32, attention="triton")
+    assert largest_made(target, 180, 64) < 64 * (180 + 64)
+
+
+@needs_triton
+def test_the_kernel_goes_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def noted(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    found = problem(num_nodes=2, prefixes=(1,), dim=16)
+    monkeypatch.setattr("treedraft.ops.tree_attention.launch.on_device", noted)
+    kernel(found)
+    assert entered == [found.q.device]
+    monkeypatch.undo()
+    assert isinstance(on_device(torch.device("cpu")), contextlib.nullcontext)
+    assert isinstance(on_device(torch.device("cuda:1")), torch.cuda.device)
+
+
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
 
 def test_tiles_fit_their_rows() -> None:
+    with pytest.raises(ValueError, match="splits is 0"):
+        plan(**_EIGHT_B, num_nodes=4, splits=0)
     assert [tile_for(rows, 128).rows for rows in (4, 16, 17, 64, 65, 1024)] == [16, 16, 32, 64, 128, 128]
     assert tile_for(1024, 128, capability=8, paged=True).stages == 2
     assert through_parts(1, 128, capability=8) and not through_parts(1, 128) and through_parts(1, 256) and through_parts(2, 64)
     assert tile_for(64, 128, capability=8).rows == 128 and tile_for(1024, 256).rows == 64
+    assert through_parts(1, 128, rows=64) and not through_parts(1, 64, rows=64), "64 rows of four warps"
     assert [block_dim(dim) for dim in (8, 48, 64, 80, 96, 128, 256)] == [16, 64, 64, 128, 128, 128, 256]
+
+
+_EIGHT_B: dict[str, Any] = {
+    "batch": 1, "kv_heads": 8, "group": 4, "head_dim": 128, "max_prefix": 1024, "dtype": torch.bfloat16, "device": H200,
+}  # fmt: skip
+
+
+def test_what_runs_on_a_gpu() -> None:
+    large = plan(**_EIGHT_B, num_nodes=256)
+    assert large == Plan(tile=Tile(rows=128, warps=8, stages=3), splits=2, parts=True, tma=True)
+    assert not plan(**_EIGHT_B, num_nodes=256, aligned=False).tma and not plan(**_EIGHT_B, num_nodes=256, paged=True).tma
+    assert not plan(**{**_EIGHT_B, "device": A100}, num_nodes=256).tma
+    assert plan(**{**_EIGHT_B, "batch": 8}, num_nodes=256).splits == 1
+    exact = plan(**{**_EIGHT_B, "dtype": torch.float32}, num_nodes=256)
+    assert exact.tile == Tile(rows=16, warps=8, stages=2) and not exact.tma
+
+
+def test_tiles_fit_a_hundred_kilobytes() -> None:
+    """What 8.6, 8.9 and 12.x give a program; the last has the instructions of 8.x."""
+    small = Device(multiprocessors=84, capability=12, shared=101_376)
+    assert small.generation == 8 and Device(multiprocessors=1, capability=10).generation == 10
+    for dim in (16, *DIMS):
+        for nodes in (1, 8, 16, 256):
+            for capability in (8, 9):
+                tile = tile_for(4 * nodes, dim, capability=capability, shared=small.shared)
+                assert shared_bytes(tile, dim) <= small.shared
+    assert tile_for(1024, 128, capability=8, shared=small.shared).stages == 2 < tile_for(1024, 128, capability=8).stages
+    assert not plan(**{**_EIGHT_B, "device": small}, num_nodes=256).tma
 
 
 @needs_triton
 def test_compiled_ahead_of_time_nothing_spills() -> None:
-    """Both targets, every head size; on Hopper with wgmma. The report itself fails where a number is wrong."""
+    """A fifth of what the command compiles: every head size on both; on Hopper with wgmma. It fails where a number is wrong."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "treedraft.ops.tree_attention.aot"]
+    command = [sys.executable, "-m", "treedraft.ops.tree_attention.aot", "--short"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("sm_")]
-    assert len(lines) > 40
+    assert len(lines) == len(aot.short_variants()) + 2
     for dim in DIMS:
         assert any(f"sm_80 bf16 D={dim} " in line for line in lines) and any(f"sm_90 bf16 D={dim} " in line for line in lines)
+
+
+def test_the_report_holds_what_is_launched() -> None:
+    """Every form that sizes, heads, pages or padding make of the kernel."""
+    variants = aot.main_variants()
+    names = [variant.name for variant in variants]
+    assert set(aot.short_variants()) <= set(variants) and len(set(names)) == len(names)
+    for form in (
+        "sm_90 bf16 D=128 G=4 128x64 w8 s3 tma unsplit", "sm_90 bf16 D=128 G=4 32x64 w4 s2 tma", "sm_90 bf16 D=128 G=4 16x64 w4 s3 tma",
+        "sm_90 bf16 D=128 G=4 128x64 w8 s3 tma unpadded", "sm_90 bf16 D=128 G=4 128x64 w8 s3 paged unsplit",
+        "sm_90 bf16 D=80 G=4 128x64 w8 s3 tma unsplit", "sm_90 bf16 D=96 G=4 128x64 w8 s3 tma unsplit", "sm_90 fp32 D=16 G=4 16x64 w8 s2",
+    ):  # fmt: skip
+        assert form in names, form
+    assert {variant.group for variant in variants} == set(range(1, 9))
 
 
 @needs_triton

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from treedraft.ops.tree_attention import naive
-from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
+from tests.tolerances import assert_close
+from treedraft.ops.tree_attention import hf, naive
+from treedraft.ops.tree_attention.dispatch import tree_attention
+from treedraft.ops.tree_attention.mask import TreeRows, ancestors, tree_rows
+from treedraft.targets.hf import Target
+from treedraft.trees.mask import ancestor_mask, depths_of
 
 SHAPES = ("chain", "star", "comb", "random")
 
@@ -72,3 +78,70 @@ def problems(draw: st.DrawFn, dims: tuple[int, ...] = (16, 64, 80)) -> Problem:
         group=draw(st.sampled_from((1, 2, 3, 4, 8))), dim=draw(st.sampled_from(dims)), shape=draw(st.sampled_from(SHAPES)),
         seed=draw(st.integers(0, 999)),
     )  # fmt: skip
+
+
+# -- what holds for every way to compute it ---------------------------------------------------------------------------
+
+
+def assert_paths_and_order(found: Problem, backend: str) -> None:
+    """A row is plain attention over prefix and path, alone; nodes in another order give the same rows in that order."""
+    (prefix,), expected = found.prefixes, torch.nn.functional.scaled_dot_product_attention
+    out = tree_attention(found.q, found.k, found.v, found.rows, backend=backend)
+    for node in (0, 5, 23):
+        path = ancestors(torch.tensor(found.parents))[0, node].nonzero().flatten()
+        columns = torch.cat([torch.arange(prefix), prefix + path])
+        alone = expected(found.q[:, :, node : node + 1], found.k[:, :, columns], found.v[:, :, columns], enable_gqa=True)
+        assert_close(out[:, :, node], alone[:, :, 0])
+    parents = torch.tensor(found.parents[0])
+    order = torch.argsort(depths_of(parents), stable=True)
+    assert not torch.equal(order, torch.arange(len(order)))
+    moved = torch.where(parents[order] < 0, -1, torch.argsort(order)[parents[order].clamp(min=0)])
+    columns = torch.cat([torch.arange(prefix), prefix + order])
+    again = tree_attention(found.q[:, :, order], found.k[:, :, columns], found.v[:, :, columns], tree_rows(moved, prefix), backend=backend)
+    assert_close(again, out[:, :, order])
+
+
+PROMPT = [5, 40, 17, 2, 33]
+PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])
+TOKENS = torch.tensor([9, 11, 12, 13, 20, 21, 20, 3])
+
+
+@torch.no_grad()
+def logits_with_transformers_cache(target: Target, kind: str, backend: str) -> tuple[Tensor, Tensor]:
+    """Logits of a tree behind a prefix in a cache of transformers' own, and those of each path fed alone."""
+    from transformers import DynamicCache, StaticCache
+
+    model: Any = target.model
+    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=64)
+    argument = {target.cache_argument: cache}
+    model(input_ids=torch.tensor([PROMPT]), use_cache=True, **argument)
+    rows = tree_rows(PARENTS, len(PROMPT))
+    logits = model(
+        input_ids=TOKENS[None], position_ids=rows.positions, attention_mask=hf.no_mask(TOKENS.device), use_cache=True,
+        tree=rows, tree_backend=backend, **argument,
+    ).logits[0]  # fmt: skip
+    paths = [torch.tensor([PROMPT + TOKENS[seen].tolist()]) for seen in ancestor_mask(PARENTS)]
+    return logits, torch.stack([model(input_ids=path).logits[0, -1] for path in paths])
+
+
+class Made(TorchDispatchMode):
+    """How many numbers the largest tensor has that was made: neither a view of another nor bytes, which an interpreter copies."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for x in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(x, Tensor) and x.dtype != torch.uint8 and x.untyped_storage().data_ptr() not in held:
+                self.largest = max(self.largest, x.numel())
+        return found
+
+
+def largest_made(target: Target, prefix: int, num_nodes: int) -> int:
+    """Of one verification of a tree of so many nodes behind so many tokens."""
+    target.prefill([token % 60 for token in range(prefix)])
+    tokens, parents = torch.arange(num_nodes) % 60, torch.tensor(tree("random", num_nodes))
+    with Made() as made:
+        target.verify(tokens, parents)
+    return made.largest

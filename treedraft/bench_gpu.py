@@ -4,8 +4,8 @@
 2. the kernel's memory accesses on two shapes under compute-sanitizer, where that is installed
 3. attention of a 256-node tree, seven ways, at the shapes of an 8B model
 4. tree building on Qwen3-8B shapes with random weights: heap against batched, and the time of reading the weights
-5. whole rounds of a random-weight pair of that shape, by stages, with CUDA graphs and without; before them, trees of a small
-   random pair in float32 against plain decoding, id for id
+5. whole rounds of a random-weight pair of that shape, by stages, with CUDA graphs and without, whose logits are compared;
+   before them, trees of a small random pair in float32 against plain decoding, id for id, with the kernel too
 
 Needs Python, torch, triton and transformers, nothing else. --dry-run runs the same code on a CPU at tiny shapes. Exits with
 1 if a result is wrong, or if the kernel is below 0.45 of the floor (the roofline as measured in the same run) behind 32K
@@ -15,14 +15,16 @@ tokens. Bars that are aims (2 x SDPA with a mask from 8K on, 0.55 of the floor) 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from treedraft.ops.tree_attention.mask import TreeRows
 
 HALF_BOUND = 5e-3  # relative error against float64
+LOGITS_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of two right ways: rounding is carried on through 36 layers (0.02; a parent that is wrong: 0.2)
 LEAST_FRACTION = 0.45
 AIM_FRACTION, AIM_TIMES_SDPA = 0.55, 2.0
 PARTS = ("checks", "sanitizer", "attention", "builder", "rounds")
@@ -65,15 +68,20 @@ class Scale:
     sanitizer_seconds: int = 60
     sanitized: tuple[tuple[tuple[int, ...], int], ...] = (((1000,), 65), ((1024, 65, 0, 333), 256))  # prefixes, nodes
     check_dims: tuple[int, ...] = (64, 80, 96, 128, 256)
-    check_groups: tuple[int, ...] = (1, 2, 3, 4, 8)
-    check_nodes: tuple[int, ...] = (1, 4, 64, 65, 255, 256)
+    check_groups: tuple[int, ...] = (1, 2, 3, 8, 4)
+    check_dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    check_nodes: tuple[int, ...] = (1, 4, 64, 255, 65, 256)
     check_prefixes: tuple[tuple[int, ...], ...] = ((0,), (1,), (64,), (1000,), (1024, 65, 0, 333))
 
 
 _LARGE = ((1, 1024, 256), (1, 8192, 256), (1, 32768, 256))
 _MORE = ((1, 131072, 256), (4, 1024, 256), (4, 8192, 256), (4, 32768, 256), (8, 8192, 256), (1, 32768, 64), (1, 32768, 16))
 FULL = Scale(device="cuda", dtype="bfloat16", shapes=_LARGE + _MORE)
-QUICK = Scale(device="cuda", dtype="bfloat16", shapes=_LARGE, rounds=6, sanitizer_seconds=20, check_dims=(64, 128), check_groups=(4,))
+# A kernel takes seconds to compile, so a quick run checks the forms that it also times.
+QUICK = Scale(
+    device="cuda", dtype="bfloat16", shapes=_LARGE, repeats=20, rounds=6, sanitizer_seconds=0, check_dims=(128,), check_groups=(4,),
+    check_dtypes=("bfloat16",), check_nodes=(4, 65, 256), check_prefixes=((0,), (1000,), (1024, 65, 0, 333)),
+)  # fmt: skip
 DRY = Scale(
     device="cpu", dtype="float32", shapes=((1, 70, 20), (2, 30, 5)), long_prefix=70, medium_prefix=70, heads=4, kv_heads=2, head_dim=16, cold_bytes=1e4, repeats=3,
     matrix=64, hidden=64, intermediate=96, layers=4, vocabulary=200, draft_vocabulary=90, budget=20, depth=4, prompt=12, rounds=3,
@@ -102,7 +110,7 @@ class Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m treedraft.bench gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three shapes of attention and fewer rounds")
+    parser.add_argument("--quick", action="store_true", help="three shapes of attention, fewer checks and rounds, no sanitizer")
     parser.add_argument("--dry-run", action="store_true", help="the same on a CPU, at tiny shapes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--output", type=Path, help="also write the numbers to this JSON file")
@@ -116,6 +124,7 @@ def main() -> int:
     parts: dict[str, Callable[[Scale, Report], None]] = {
         "checks": checks, "sanitizer": sanitizer, "attention": attention, "builder": builder, "rounds": rounds,
     }  # fmt: skip
+    require_kernel(scale, report)
     print(f"torch {torch.__version__}, triton {report.record['triton']}, transformers {_version('transformers')}, {_hardware()}")
     with torch.no_grad():
         for name, part in parts.items():
@@ -158,17 +167,43 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def has_kernel(scale: Scale) -> bool:
-    """Whether the kernel can run here: compiled on a GPU, interpreted on a CPU."""
+def obstacle(scale: Scale) -> str | None:
+    """What keeps the kernel from running here, compiled on a GPU or interpreted on a CPU, or None."""
     import torch
 
     from treedraft.ops.tree_attention.dispatch import why_not_triton
 
-    dtype = torch.float32 if scale.device == "cpu" else torch.bfloat16
-    obstacle = why_not_triton(torch.device(scale.device), dtype, scale.head_dim)
-    if obstacle is not None:
-        print(f"  without the kernel: {obstacle}")
-    return obstacle is None
+    return why_not_triton(torch.device(scale.device), getattr(torch, scale.dtype), scale.head_dim)
+
+
+def require_kernel(scale: Scale, report: Report) -> None:
+    """On a GPU there is nothing to be right about without the kernel."""
+    if scale.device == "cuda" and (why := obstacle(scale)) is not None:
+        report.wrong.append(f"the kernel cannot run: {why}")
+
+
+def has_kernel(scale: Scale) -> bool:
+    """Whether the kernel can run here; says why not."""
+    why = obstacle(scale)
+    if why is not None:
+        print(f"  without the kernel: {why}")
+    return why is None
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors are full of NaN, so what a kernel fails to write shows."""
+    import torch
+    deterministic: Any = torch.utils.deterministic
+    filled = deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        deterministic.fill_uninitialized_memory = filled
 
 
 # -- problems ---------------------------------------------------------------------------------------------------------
@@ -252,6 +287,12 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
+def worst_row(found: Tensor, expected: Tensor) -> float:
+    """The largest relative error of a row [..., V]: one wrong row is little of the whole."""
+    error = float(((found - expected).double().norm(dim=-1) / expected.double().norm(dim=-1)).max())
+    return error if math.isfinite(error) else math.inf
+
+
 # -- 1. checks --------------------------------------------------------------------------------------------------------
 
 
@@ -265,25 +306,30 @@ def checks(scale: Scale, report: Report) -> None:
     # The interpreter truncates to bfloat16 where a GPU rounds.
     bound = HALF_BOUND if scale.device != "cpu" else 2e-2
     widest = scale.check_dims[-1] if 128 not in scale.check_dims else 128
-    # A kernel is compiled for every head size, group and type, seconds each: they vary one at a time.
-    forms = [(dim, scale.check_groups[-1], torch.bfloat16) for dim in scale.check_dims]
-    forms += [(widest, group, torch.bfloat16) for group in scale.check_groups[:-1]]
-    forms += [(widest, scale.check_groups[-1], torch.float16)]
+    # A kernel is compiled for every head size, group and type, seconds each: they vary one at a time, and all but the main form
+    # meet the larger trees alone, so that a run stays within three minutes.
+    first, *others = (getattr(torch, name) for name in scale.check_dtypes)
+    forms = [(dim, scale.check_groups[-1], first) for dim in scale.check_dims]
+    forms += [(widest, group, first) for group in scale.check_groups[:-1]]
+    forms += [(widest, scale.check_groups[-1], dtype) for dtype in others]
     for name in (["triton"] if kernel else []) + ["hybrid"]:
         for dim, group, dtype in forms:
             worst = 0.0
-            for seed, nodes in enumerate(scale.check_nodes):
-                for prefix in scale.check_prefixes:
-                    case = make_case(scale, prefix, nodes, kv_heads=2, heads=2 * group, head_dim=dim, dtype=dtype, seed=seed)
-                    out, _ = run(case.q, case.k, case.v, case.rows, scale=dim**-0.5, backend=name)
+            main_form = (dim, group, dtype) == (widest, scale.check_groups[-1], first)
+            for seed, nodes in enumerate(scale.check_nodes if main_form else scale.check_nodes[-2:]):
+                for prefix in scale.check_prefixes if main_form else scale.check_prefixes[-2:]:
+                    case = make_case(scale, prefix, nodes, heads=scale.kv_heads * group, head_dim=dim, dtype=dtype, seed=seed)
+                    with poisoned():
+                        out, _ = run(case.q, case.k, case.v, case.rows, scale=dim**-0.5, backend=name)
                     worst = max(worst, relative(out, exact(case)))
             report.check(f"{name}, {str(dtype).removeprefix('torch.')}, head size {dim}, {group} heads a key head", worst, bound)
     if kernel:
-        _check_forms(scale, report)
+        with poisoned():
+            _check_forms(scale, report)
 
 
 def _check_forms(scale: Scale, report: Report) -> None:
-    """Splits, TMA, pages, padding, two runs bit for bit, and a graph replayed behind another prefix."""
+    """Splits, TMA, pages, two runs bit for bit, padded trees, and a graph replayed for a smaller tree behind another prefix."""
     import torch
 
     from treedraft.ops.tree_attention.dispatch import run
@@ -310,14 +356,27 @@ def _check_forms(scale: Scale, report: Report) -> None:
     report.check("pages", relative(out, expected), bound)
     again = [launch(case.q, case.k, case.v, case.rows, scale=factor)[0] for _ in range(2)]
     report.check("two runs, bit for bit", float(not torch.equal(*again)), 0.5)
-    static = replace(case.rows, prefixes=None, prefix_lens=case.rows.prefix_lens.clone())
+    # Nodes come after their parents, so the first of a tree are a tree; the others are padding and may hold anything.
+    live, shorter = nodes - nodes // 4, prefix // 2
+    static = replace(
+        case.rows, seen=case.rows.words, prefixes=None, prefix_lens=case.rows.prefix_lens.clone(),
+        num_nodes=torch.tensor([live], dtype=torch.int32, device=case.q.device),
+    )  # fmt: skip
+    k, v = case.k.clone(), case.v.clone()
+    for x in (k, v):
+        x[:, :, prefix + live :] = torch.nan
+    out, _ = launch(case.q, k, v, static, scale=factor)
+    report.check("a padded tree", relative(out[:, :, :live], expected[:, :, :live]), bound)
+    report.check("rows of padding are finite", float(not torch.isfinite(out).all()), 0.5)
     call = lambda: launch(case.q, case.k, case.v, static, scale=factor)[0]  # noqa: E731
+    assert static.num_nodes is not None
+    static.num_nodes.fill_(nodes)
     replay, held = _captured(call, scale)
-    shorter = prefix // 2
+    static.num_nodes.fill_(live)
     static.prefix_lens.fill_(shorter)
     replay()
     moved = Case(q=case.q, k=case.k, v=case.v, rows=replace(case.rows, prefixes=(shorter,), prefix_lens=static.prefix_lens))
-    report.check("a graph replayed behind a shorter prefix", relative(held(), exact(moved)), bound)
+    report.check("a graph replayed for fewer nodes behind a shorter prefix", relative(held()[:, :, :live], exact(moved)[:, :, :live]), bound)
 
 
 def _captured(call: Callable[[], Tensor], scale: Scale) -> tuple[Callable[[], None], Callable[[], Tensor]]:
@@ -344,25 +403,40 @@ def _captured(call: Callable[[], Tensor], scale: Scale) -> tuple[Callable[[], No
 
 def sanitizer(scale: Scale, report: Report) -> None:
     """The kernel on two shapes in a process of its own, whose every memory access compute-sanitizer checks."""
-    import subprocess
-
     tool, found = _sanitizer(), "absent"
-    if tool is not None:
+    if scale.sanitizer_seconds == 0:
+        found = "not in a quick run"
+    elif tool is not None:
         code = f"from treedraft.bench_gpu import DRY, FULL, sanitized; sanitized({'DRY' if scale.device == 'cpu' else 'FULL'})"
         command = [tool, "--tool", "memcheck", "--require-cuda-init", "no", "--error-exitcode", "9", sys.executable, "-c", code]
-        try:
-            # Without torch's pool of memory every tensor is an allocation of its own, so that reading past it is seen.
-            environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=scale.sanitizer_seconds)
-        except subprocess.TimeoutExpired:
+        # Without torch's pool of memory every tensor is an allocation of its own, so that reading past it is seen.
+        code, said = _within(command, scale.sanitizer_seconds, {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+        if code is None:
             found = f"not finished in {scale.sanitizer_seconds} s"
         else:
-            found = "no error" if done.returncode == 0 else f"exit code {done.returncode}"
-            if done.returncode:
-                print(done.stdout[-2000:] + done.stderr[-2000:])
+            found = "no error" if code == 0 else f"exit code {code}"
+            if code:
+                print(said[-4000:])
                 report.wrong.append(f"compute-sanitizer: {found}")
     report.record["sanitizer"] = found
     print(f"  compute-sanitizer: {found}", flush=True)
+
+
+def _within(command: list[str], seconds: float, environment: dict[str, str]) -> tuple[int | None, str]:
+    """Exit code and output of a command; None after so many seconds, when it and all that it started are killed."""
+    import signal
+    import subprocess
+
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as child:
+        try:
+            said, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # The tool runs Python as a child of its own, which would go on using the GPU.
+            os.killpg(child.pid, signal.SIGKILL)
+            said, _ = child.communicate()
+            return None, said
+    return child.returncode, said
 
 
 def _sanitizer() -> str | None:
@@ -386,7 +460,8 @@ def sanitized(scale: Scale) -> None:
         case = make_case(scale, prefixes, nodes, slack=0)
         expected, bound = exact(case), HALF_BOUND
         for tma in (False, True):
-            error = relative(launch(case.q, case.k, case.v, case.rows, scale=scale.head_dim**-0.5, tma=tma)[0], expected)
+            with poisoned():
+                error = relative(launch(case.q, case.k, case.v, case.rows, scale=scale.head_dim**-0.5, tma=tma)[0], expected)
             if error >= bound:
                 raise ValueError(f"the kernel is {error:.1e} off float64 behind {prefixes} tokens, {nodes} nodes, TMA {tma} (bound {bound:.0e})")
 
@@ -396,26 +471,31 @@ def sanitized(scale: Scale) -> None:
 
 def attention(scale: Scale, report: Report) -> None:
     """One table: microseconds of every contender, TFLOP/s, fraction of the floor, and how many times ours each takes."""
-
     copy_rate, matrix_rate = ceilings(scale)
     print(f"  copies {copy_rate / 1e12:.2f} TB/s, {scale.matrix}^3 products {matrix_rate / 1e12:.0f} TFLOP/s")
     report.record |= {"copy_tb_per_second": copy_rate / 1e12, "matrix_tflops": matrix_rate / 1e12}
-    kernel, flex = has_kernel(scale), _flex(scale)
+    kernel, flex = has_kernel(scale), Flex(scale)
+    ratios = {"sdpa_mask": "sdpa", "flex": "flex", "naive": "naive", "sdpa_nomask": "nomask"}
     names = ["ours", "tma", "hybrid", "sdpa_mask", "flex", "naive", "sdpa_nomask"]
-    print("  requests prefix nodes " + "".join(f"{name:>12}" for name in names) + "   TFLOP/s  floor us fraction  noise")
+    print("  requests prefix nodes " + "".join(f"{name:>12}" for name in names) + f"{'flex mask':>12}   TFLOP/s  floor us fraction  noise"
+          + "".join(f"{f'{name}/ours':>13}" for name in ratios.values()))  # fmt: skip
     for batch, prefix, nodes in scale.shapes:
         case = make_case(scale, (prefix,) * batch, nodes, slack=0)
         copies = max(1, math.ceil(scale.cold_bytes / (2 * case.k.numel() * case.k.element_size())))
         cases = [case] + [make_case(scale, (prefix,) * batch, nodes, slack=0, seed=1 + copy) for copy in range(copies - 1)]
         expected = exact(case)
         micros: dict[str, float] = {}
-        noise = math.nan
+        noise = mask_seconds = math.nan
         for name in names:
             if name in ("ours", "tma", "naive") and not kernel:
                 continue
             try:
                 made = _contender(name, cases, flex=flex)
-                out = made(0)
+                # Not around what torch compiles: it would compile anew for another setting.
+                with poisoned() if name in ("ours", "tma", "hybrid", "naive") else contextlib.nullcontext():
+                    out = made(0)
+                if name == "flex":
+                    mask_seconds = _best(partial(flex.mask, case), scale, 3)
                 if name != "sdpa_nomask":
                     report.check(f"{name} behind {batch} x {prefix}, {nodes} nodes", relative(out, expected), 1e-2)
                 micros[name] = _microseconds(made, copies, scale)
@@ -430,14 +510,16 @@ def attention(scale: Scale, report: Report) -> None:
         traffic = 2 * batch * scale.head_dim * (scale.kv_heads * (prefix + nodes) + scale.heads * nodes) * case.q.element_size()
         floor = max(flops / matrix_rate, traffic / copy_rate) * 1e6
         best = min((micros[name] for name in ("ours", "tma") if name in micros), default=None)
-        found: dict[str, Any] = {"microseconds": micros, "floor_us": floor}
+        found: dict[str, Any] = {"microseconds": micros, "floor_us": floor, "flex_mask_us": mask_seconds * 1e6}
         line = f"  {batch:>8} {prefix:>6} {nodes:>5} " + "".join(f"{micros[name]:>12.1f}" if name in micros else f"{'-':>12}" for name in names)
+        line += f"{mask_seconds * 1e6:>12.1f}"
         if best is not None:
             found |= {
                 "tflops": flops / best / 1e6, "fraction": floor / best, "noise": noise,
                 "times_ours": {name: value / best for name, value in micros.items()},
             }  # fmt: skip
             line += f"   {flops / best / 1e6:>7.1f} {floor:>9.1f} {floor / best:>8.2f} {noise:>6.1%}"
+            line += "".join(f"{micros[name] / best:>13.2f}" if name in micros else f"{'-':>13}" for name in ratios)
             if scale.device == "cuda" and (batch, prefix, nodes) == (1, scale.long_prefix, 256) and floor / best < LEAST_FRACTION:
                 report.wrong.append(f"{floor / best:.2f} of the floor behind 32K tokens, below {LEAST_FRACTION}")
             if prefix == scale.long_prefix and nodes == max(shape[2] for shape in scale.shapes):
@@ -449,7 +531,7 @@ def attention(scale: Scale, report: Report) -> None:
         del cases, case, expected
 
 
-def _contender(name: str, cases: list[Case], *, flex: Callable[[list[Case]], Callable[[int], Tensor]]) -> Callable[[int], Tensor]:
+def _contender(name: str, cases: list[Case], *, flex: Flex) -> Callable[[int], Tensor]:
     """Runs it on copy i of the inputs; masks, and whatever else depends on the tree alone, are made before."""
     import torch
 
@@ -468,7 +550,8 @@ def _contender(name: str, cases: list[Case], *, flex: Callable[[list[Case]], Cal
     if name == "hybrid":
         return lambda i: hybrid(*on(i), scale=scale, need_lse=False)[0]
     if name == "flex":
-        return flex(cases)
+        blocks = [flex.mask(case) for case in cases]
+        return lambda i: flex.attend(cases[i], blocks[i])
     if name == "sdpa_nomask":
         return lambda i: sdpa(cases[i].q, cases[i].k, cases[i].v, enable_gqa=True)
     masks = [full_mask(case.rows, case.columns) for case in cases]
@@ -486,25 +569,35 @@ def _contender(name: str, cases: list[Case], *, flex: Callable[[list[Case]], Cal
     return as_transformers
 
 
-def _flex(scale: Scale) -> Callable[[list[Case]], Callable[[int], Tensor]]:
-    """FlexAttention, compiled once on a GPU; a block mask a tree, made before."""
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+class Flex:
+    """FlexAttention, compiled on a GPU, once: what differs from case to case is in tensors or a size."""
 
-    function: Any = torch.compile(flex_attention, dynamic=True) if scale.device == "cuda" else flex_attention
+    def __init__(self, scale: Scale, **options: Any) -> None:
+        import torch
+        from torch.nn.attention.flex_attention import flex_attention
 
-    def prepare(cases: list[Case]) -> Callable[[int], Tensor]:
-        blocks = []
-        for case in cases:
-            prefix, visible = case.rows.lengths[0], case.rows.visible
+        compiled = scale.device == "cuda" or bool(options)
+        self.function: Any = torch.compile(flex_attention, dynamic=True, **options) if compiled else flex_attention
 
-            def seen(b: Tensor, h: Tensor, row: Tensor, column: Tensor, prefix: int = prefix, visible: Tensor = visible) -> Tensor:
-                return (column < prefix) | visible[b, row, (column - prefix).clamp(min=0)]
+    def mask(self, case: Case) -> Any:
+        """The block mask of a tree, which every tree needs anew; how long it takes is told apart."""
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask
 
-            blocks.append(create_block_mask(seen, len(case.q), None, case.rows.size, case.columns, device=scale.device))
-        return lambda i: function(cases[i].q, cases[i].k, cases[i].v, block_mask=blocks[i], enable_gqa=True)
+        prefix, visible = case.rows.prefix_lens, case.rows.visible
 
-    return prepare
+        def seen(b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            return (column < prefix[b]) | visible[b, row, (column - prefix[b]).clamp(min=0)]
+
+        found = create_block_mask(seen, len(case.q), None, case.rows.size, case.columns, device=str(case.q.device))
+        for part in found.as_tuple():
+            if isinstance(part, torch.Tensor):
+                for axis in range(2, part.ndim):  # torch takes numbers of blocks for constants otherwise
+                    torch._dynamo.maybe_mark_dynamic(part, axis)
+        return found
+
+    def attend(self, case: Case, blocks: Any) -> Tensor:
+        return self.function(case.q, case.k, case.v, block_mask=blocks, enable_gqa=True)
 
 
 def _microseconds(call: Callable[[int], Any], copies: int, scale: Scale) -> float:
@@ -626,7 +719,7 @@ def random_drafter(scale: Scale, target: Any, correction: str) -> Any:
 
 
 def builder(scale: Scale, report: Report) -> None:
-    """Heap against batched on conditional scorers; the floor is the time in which one scoring call's weights are read."""
+    """Heap against batched on conditional scorers; the floor is the time in which the weights of all scoring calls are read."""
     import torch
 
     from treedraft.trees.best_first import BestFirst
@@ -652,8 +745,12 @@ def builder(scale: Scale, report: Report) -> None:
             _seconds(lambda: heap_build(5, slow, **size), scale) for _ in range(3)  # noqa: B023
         )
         matrices = [weight for name, weight in drafter.correction.named_parameters() if weight.ndim == 2 and "w1" not in name.lower()]
-        values = sum(weight.numel() for weight in matrices) + scale.draft_vocabulary * scale.hidden
-        floor = counted.calls * values * target.dtype.itemsize / (copy_rate / 2)
+        # The attention layer has the head behind it; a Markov bias is added to logits that were made once for all slots.
+        head_reads = counted.calls if correction == "attention" else 1
+        values = counted.calls * sum(weight.numel() for weight in matrices) + head_reads * scale.draft_vocabulary * scale.hidden
+        # Weights are read and nothing is written. `copy_rate` counts both directions of a copy, which share the memory's
+        # lanes, so it is also what reading alone can reach.
+        floor = values * target.dtype.itemsize / copy_rate
         report.record[f"builder_{correction}"] = {
             "heap_ms": heap * 1e3, "batched_ms": batched * 1e3, "ratio": heap / batched, "calls": counted.calls,
             "floor_ms": floor * 1e3, "floor_share": floor / batched, "same_tree": same, "nodes": len(batched_tree),
@@ -686,11 +783,12 @@ class _Counting:
 
 
 def identity(scale: Scale, report: Report) -> None:
-    """Greedy trees of a small random pair in float32 against plain decoding, behind four prompts."""
+    """Greedy trees of a small random pair in float32 against plain decoding, by what `auto` chooses and with the kernel."""
     import torch
 
     from treedraft.config import DecodeConfig
     from treedraft.speculate import generate, generate_plain
+    from treedraft.targets.graphs import GraphedVerify
 
     small = replace(DRY, device=scale.device, vocabulary=32, draft_vocabulary=32)  # of which half are children: random drafts get accepted
     target = random_target(small, layers=small.layers)
@@ -698,14 +796,48 @@ def identity(scale: Scale, report: Report) -> None:
     prompts = torch.randint(0, small.vocabulary - 2, (4, small.prompt), generator=torch.Generator().manual_seed(0)).tolist()
     plain = [generate_plain(target, prompt, max_new_tokens=24).ids for prompt in prompts]
     config = DecodeConfig(mode="tree", depth=small.depth, budget=small.budget, width=16)
-    for correction in ("attention", "markov"):
-        drafter = random_drafter(small, target, correction)
-        found = [generate(target, drafter, prompt, config=config, max_new_tokens=24) for prompt in prompts]
-        same, tau = [one.ids for one in found] == plain, statistics.mean(one.tau for one in found)
-        report.record[f"identity_{correction}"] = {"same_as_plain": same, "tokens": sum(map(len, plain)), "tau": tau}
-        print(f"  small pair, float32, {correction}: the ids of plain decoding: {same} (tau {tau:.2f})", flush=True)
-        if not same:
-            report.wrong.append(f"float32 trees, {correction}: not the ids of plain decoding")
+    drafters = [(correction, random_drafter(small, target, correction)) for correction in ("attention", "markov")]
+    for way in ("auto", "triton, graphs", "triton, eager") if has_kernel(small) else ("auto",):
+        target.use_attention(way.split(",")[0])
+        target.graphs = GraphedVerify(target) if way == "triton, graphs" else None
+        # The interpreter takes tenths of a second for a tree.
+        few = scale.device == "cpu" and way != "auto"
+        for correction, drafter in drafters[:1] if few else drafters:
+            asked, tokens = (prompts[:1], 8) if few else (prompts, 24)
+            found = [generate(target, drafter, prompt, config=config, max_new_tokens=tokens) for prompt in asked]
+            same = all(one.ids == ids[:tokens] for one, ids in zip(found, plain, strict=False))
+            name, tau = f"{correction}, {way}", statistics.mean(one.tau for one in found)
+            report.record[f"identity_{correction}_{way.replace(', ', '_')}"] = {
+                "same_as_plain": same, "tokens": sum(len(one.ids) for one in found), "tau": tau, "attention": target.attention.name,
+            }  # fmt: skip
+            print(f"  small pair, float32, {name}: the ids of plain decoding: {same} (tau {tau:.2f})", flush=True)
+            if not same:
+                report.wrong.append(f"float32 trees, {name}: not the ids of plain decoding")
+        if target.graphs is not None:
+            compare_graphs(small, report, target, target.graphs, prompts[0], "small pair, float32: ")
+
+
+def compare_graphs(scale: Scale, report: Report, target: Any, graphs: Any, prompt: list[int], what: str = "") -> None:
+    """Logits of one tree through the graphs and without: behind a prompt, behind more of it, and in a cache that has moved."""
+    import torch
+
+    nodes, bound = scale.budget, LOGITS_BOUND[scale.dtype]
+    tokens = torch.randint(0, scale.vocabulary - 2, (nodes,), generator=torch.Generator().manual_seed(1))
+    parents, before = torch.tensor(random_tree(nodes, 1)), target.graphs
+
+    def difference() -> float:
+        target.graphs = graphs
+        found = target.verify(tokens, parents).logits
+        target.graphs = None
+        return worst_row(found, target.verify(tokens, parents).logits)
+
+    target.prefill(prompt)
+    report.check(f"{what}logits of graphs against eager ones", difference(), bound)
+    target.commit([0])
+    report.check(f"{what}the same behind one token more", difference(), bound)
+    target.cache.reserve(target.cache.capacity + 1)
+    report.check(f"{what}the same in a cache that has moved", difference(), bound)
+    target.graphs = before
 
 
 def rounds(scale: Scale, report: Report) -> None:
@@ -724,6 +856,7 @@ def rounds(scale: Scale, report: Report) -> None:
     config = DecodeConfig(mode="tree", depth=scale.depth, budget=scale.budget, width=7)
     prompt = torch.randint(0, scale.vocabulary - 2, (scale.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
     target.eos_token_ids = ()
+    generate_plain(target, prompt, max_new_tokens=4)  # compiles and captures
     plain = generate_plain(target, prompt, max_new_tokens=scale.rounds)
     report.record["plain_ms_a_token"] = plain.seconds["verify"] / max(1, scale.rounds - 1) * 1e3
     graphs = target.graphs or (GraphedVerify(target) if scale.device == "cpu" else None)
@@ -744,6 +877,8 @@ def rounds(scale: Scale, report: Report) -> None:
         if scale.dtype == "float32" and found.ids != plain.ids:
             report.wrong.append(f"{name}: not the ids of plain decoding")
     print(f"  plain   {report.record['plain_ms_a_token']:.2f} ms a token")
+    if graphs is not None:
+        compare_graphs(scale, report, target, graphs, prompt)
 
 
 if __name__ == "__main__":

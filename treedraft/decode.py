@@ -206,10 +206,9 @@ def _load(arguments: Arguments) -> tuple[Target, Drafter]:
 
     drafter_device = parse_device(arguments.drafter_device)
     target = load_target(
-        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling
-    )
-    if arguments.attention != "auto":
-        target.use_attention(arguments.attention)
+        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), rope_scaling=arguments.rope_scaling,
+        attention=arguments.attention,
+    )  # fmt: skip
     if arguments.verbose:
         print(f"attention: {target.attention.reason}", file=sys.stderr)
     return target, load_drafter(arguments.drafter, target=target, device=drafter_device)

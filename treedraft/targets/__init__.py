@@ -47,12 +47,13 @@ def load_target(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     rope_scaling: str | None = None,
+    attention: str = "auto",
 ) -> Target:
     """The target called `name` (see `target_names`), or the Hugging Face model at that folder or hub id.
 
-    With `rope_scaling` ("ntk:4") its rotary angles, which drafters borrow, are made for a longer context.
+    `attention` is how it attends to trees (see `Target.use_attention`). With `rope_scaling` ("ntk:4") its rotary angles, which drafters borrow, are made for a longer context.
     """
-    target = _load(name, device, dtype)
+    target = _load(name, device, dtype, attention)
     if rope_scaling is not None:
         target.scale_rotary(rope_scaling)
     return target
@@ -71,9 +72,9 @@ def window_of(name: str) -> int | None:
     return None
 
 
-def _load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Target:
+def _load(name: str, device: str | torch.device | None, dtype: torch.dtype | None, attention: str) -> Target:
     if name in target_names():
-        return registry.load("targets", name).load(device=device, dtype=dtype)
+        return registry.load("targets", name).load(device=device, dtype=dtype, attention=attention)
     from pathlib import Path
 
     from treedraft.targets import hf
@@ -81,4 +82,4 @@ def _load(name: str, device: str | torch.device | None, dtype: torch.dtype | Non
     if "/" not in name and not Path(name).exists():
         known = registry.unknown("target", name, target_names())
         raise ValueError(f"{known}, a model folder, or a hub id like 'Qwen/Qwen3-0.6B'")
-    return hf.load(name, device=device, dtype=dtype)
+    return hf.load(name, device=device, dtype=dtype, attention=attention)

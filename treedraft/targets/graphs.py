@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from treedraft.ops.tree_attention.launch import on_device
 from treedraft.ops.tree_attention.mask import TreeRows, ancestors, check_parents, pack
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class GraphedVerify:
         if size not in self._captured:
             self._capture(bucket)
             self._captured[size] = bucket
-        bucket.replay()
+        with on_device(target.device):
+            bucket.replay()
         # The next replay writes over both.
         return bucket.last[0, :num_nodes].clone(), bucket.taps[0, :num_nodes].clone()
 
@@ -106,15 +108,16 @@ class GraphedVerify:
         if self.target.device.type != "cuda":
             bucket.replay = lambda: self._forward(bucket)
             return
-        # Kernels are compiled and libraries set up outside the graph, on a stream of their own as capture asks.
-        stream = torch.cuda.Stream(self.target.device)
-        stream.wait_stream(torch.cuda.current_stream(self.target.device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
+        with on_device(self.target.device):
+            # Kernels are compiled and libraries set up outside the graph, on a stream of their own as capture asks.
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self._forward(bucket)
+            torch.cuda.current_stream().wait_stream(stream)
+            # The stream that torch would capture on belongs to the device of the first graph ever made.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 self._forward(bucket)
-        torch.cuda.current_stream(self.target.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._forward(bucket)
         self._pool = self._pool or graph.pool()
         bucket.replay = graph.replay

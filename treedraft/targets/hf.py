@@ -494,7 +494,9 @@ def _cache_argument(model: nn.Module) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
-def load(path: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
+def load(
+    path: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None, attention: str = "auto"
+) -> Target:
     """Load a model folder or hub id. Device: CUDA where there is one; dtype: bfloat16 there, float32 on the CPU.
 
     ValueError with one sentence when it is not there or cannot be read.
@@ -515,7 +517,7 @@ def load(path: str, *, device: str | torch.device | None = None, dtype: torch.dt
         if type(error).__name__ not in ("SafetensorError", "Exception", "HFValidationError"):
             raise
         raise ValueError(f"cannot read target {path!r}: {error}") from error
-    return Target(name=path, model=model.to(device), tokenizer=tokenizer)
+    return Target(name=path, model=model.to(device), tokenizer=tokenizer, attention=attention)
 
 
 def _check_folder(path: str) -> None:

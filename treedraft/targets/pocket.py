@@ -8,7 +8,7 @@ from treedraft.pocket import ASSETS
 from treedraft.targets import hf
 
 
-def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> hf.Target:
+def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None = None, attention: str = "auto") -> hf.Target:
     """The shipped model; its float16 weights are the target in any dtype (float32 on the CPU unless asked).
 
     ValueError if the model is missing or damaged.
@@ -17,6 +17,6 @@ def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None 
         raise ValueError(
             f"the target 'pocket' is not in {ASSETS}: run `python -m treedraft.pocket train` (half an hour on one core)"
         )
-    target = hf.load(str(ASSETS), device=device, dtype=dtype)
+    target = hf.load(str(ASSETS), device=device, dtype=dtype, attention=attention)
     target.name = "pocket"
     return target

@@ -41,7 +41,7 @@ _HUB_TIMEOUT = 5  # seconds
 log = logging.getLogger(__name__)
 
 
-def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Target:
+def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None = None, attention: str = "auto") -> Target:
     """The target, from the cache folder, which the first call fills (90 MB download, under a minute).
 
     ValueError with one sentence when the cache is empty and no source can be reached.
@@ -51,7 +51,7 @@ def load(*, device: str | torch.device | None = None, dtype: torch.dtype | None 
     folder = weights_folder()
     if not (folder / "model.safetensors").is_file():
         _fill(folder)
-    target = hf.load(str(folder), device=device, dtype=dtype)
+    target = hf.load(str(folder), device=device, dtype=dtype, attention=attention)
     target.name = NAME
     target.default_draft_vocab_size = DRAFT_VOCAB_SIZE
     return target

@@ -21,6 +21,7 @@ def load(
     max_length: int = 512,
     rope: dict | None = None,
     sharpness: float = 4.0,
+    attention: str = "auto",
 ) -> Target:
     """Hidden size 32, 4 query heads; weights from `seed`. `sharpness` scales the head, so that greedy text is not flat.
 
@@ -56,7 +57,8 @@ def load(
                 torch.nn.init.normal_(weight, std=1.0 if "embed" in name or "lm_head" in name else 0.3)
     model.model.norm.weight.data.fill_(sharpness / 32**0.5)
     model = model.to(device=torch.device(device or "cpu"), dtype=dtype or torch.float32)
-    return Target(name="tiny", model=model, tokenizer=byte_tokenizer(vocab_size), mask_token_id=vocab_size - 1)
+    tokenizer = byte_tokenizer(vocab_size)
+    return Target(name="tiny", model=model, tokenizer=tokenizer, mask_token_id=vocab_size - 1, attention=attention)
 
 
 def byte_tokenizer(vocab_size: int):

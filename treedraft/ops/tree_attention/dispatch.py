@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +18,8 @@ from treedraft.ops.tree_attention.mask import MAX_NODES, WORD, TreeRows
 from treedraft.ops.tree_attention.naive import from_visible
 
 BACKENDS = ("auto", "triton", "hybrid", "sdpa", "reference")
-KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-SMALLEST_HEAD, LARGEST_HEAD = 16, 256
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SMALLEST_HEAD, LARGEST_HEAD, LARGEST_EXACT_HEAD = 16, 256, 128  # the last in float32, where a larger one spills
 
 
 class BackendUnavailable(ValueError):
@@ -41,14 +42,20 @@ def choose(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
     if name not in BACKENDS:
         raise ValueError(registry.unknown("attention", name, list(BACKENDS)))
     obstacle = why_not_triton(device, dtype, head_dim)
-    if name == "auto" and (interpreting() or obstacle is not None):
-        why = "the interpreter is for tests" if obstacle is None else obstacle
+    if name == "auto" and (why := obstacle or _why_not_by_itself(dtype)) is not None:
         return Choice(name="hybrid", reason=f"hybrid ({hybrid_forms(device)}): triton is out, {why}")
     if name == "auto":
         return Choice(name="triton", reason=f"triton: {device} has the tensor cores and head size {head_dim} is served")
     if name == "triton" and obstacle is not None:
         raise BackendUnavailable(f"attention 'triton' cannot run: {obstacle}; use auto or hybrid")
     return Choice(name=name, reason=f"{name}, as asked for")
+
+
+def _why_not_by_itself(dtype: torch.dtype) -> str | None:
+    """What keeps `auto` from a kernel that could run."""
+    if interpreting():
+        return "the interpreter is for tests"
+    return "float32 cannot use the tensor cores and is there for comparisons" if dtype == torch.float32 else None
 
 
 def hybrid_forms(device: torch.device) -> str:
@@ -64,13 +71,29 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     if not SMALLEST_HEAD <= head_dim <= LARGEST_HEAD:
         return f"head size {head_dim} is outside {SMALLEST_HEAD}..{LARGEST_HEAD}"
     if interpreting():
-        return None if device.type == "cpu" else "TRITON_INTERPRET=1 works on the CPU alone"
+        import triton  # pyright: ignore[reportMissingImports]
+
+        unfit = uninterpretable(triton.__version__, np.__version__)
+        return unfit if device.type == "cpu" else "TRITON_INTERPRET=1 works on the CPU alone"
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if dtype not in KERNEL_DTYPES:
-        return f"it computes in float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+        return f"it computes in float16, bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
+    if dtype == torch.float32 and head_dim > LARGEST_EXACT_HEAD:
+        return f"in float32 it serves head sizes up to {LARGEST_EXACT_HEAD}, not {head_dim}"
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 8 else f"it needs compute capability 8.0, not {major}.{minor}"
+
+
+def uninterpretable(triton: str, numpy: str) -> str | None:
+    """Why Triton's interpreter of that version fails whatever it is given: a bound of a loop is no scalar to a newer numpy."""
+    if _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
+        return f"triton {triton} cannot interpret with numpy {numpy}: it needs numpy below 2.4, or triton 3.7"
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def interpreting() -> bool:
@@ -91,7 +114,7 @@ def tree_attention(
 ) -> Tensor:
     """Attention of the rows of draft trees: outputs [B, H, N, D], stored as [B, N, H, D].
 
-    q            [B, H, N, D] float16, bfloat16 (float32 and float64: not by the kernel on a GPU)
+    q            [B, H, N, D] float16, bfloat16, float32 (float64: not by the kernel)
     k, v         [B, HK, S, D] views of a cache; row prefix_lens[b] + j is node j, rows past the last node may hold
                  anything. With `block_table`, pools [pages, page, HK, D] instead
     splits       parts that the kernel deals the columns to (default: by the sizes and the device); another number
@@ -236,6 +259,11 @@ def check(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, block_table: Tensor |
             f"block_table {block_table.dtype} {list(block_table.shape)} and pages of {k.shape[1]} rows; "
             f"expected int32 [B, pages] and a multiple of {WORD}"
         )
+    read_by_place = {"words": seen[0] if seen.dtype == torch.int64 else None, "prefix_lens": rows.prefix_lens,
+                     "num_nodes": rows.num_nodes, "a row of block_table": block_table[0] if block_table is not None else None}  # fmt: skip
+    for name, x in read_by_place.items():
+        if x is not None and not x.is_contiguous():
+            raise ValueError(f"strides {list(x.stride())} of {name} {list(x.shape)}: they have to be contiguous, as they are read by place")
     if os.environ.get("TREEDRAFT_CHECK", "") not in ("", "0"):
         check_values(rows, held)
 

@@ -1,8 +1,10 @@
 """Tree attention inside transformers' models, without touching their code: an attention function that takes the tree.
 
 `model(ids, position_ids=..., attention_mask=NO_MASK, tree=rows, tree_backend="hybrid")`: keyword arguments that a model
-does not know travel down to its attention function, and a mask with four axes is passed on as it is, so nothing of size
-N x (P + N) is built. Without `tree` the function is transformers' own for "sdpa", masks included.
+does not know travel down to its attention function, and a mask with four axes is passed on as it is, so the model builds no mask of
+N x (P + N). Nor does "triton", nor "hybrid" on a GPU (where it has scores of that size in float32 alone). On a CPU "hybrid"
+does little work in one pass under one such mask, made once for all layers; "sdpa" always has one. Without `tree` the function
+is transformers' own for "sdpa", masks included.
 """
 
 from __future__ import annotations
