@@ -15,7 +15,7 @@ from treedraft.ops.tree_attention.dispatch import interpreting
 from treedraft.ops.tree_attention.mask import WORD, TreeRows
 
 MOST_SPLITS = 32
-MERGE_ROWS = 16
+MERGE_ROWS = 32
 _LOG2E = 1.4426950408889634
 _MOST_STRIDE = 2**31 // WORD  # offsets inside a tile are int32
 
@@ -97,8 +97,8 @@ def _fastest(rows: int, head_dim: int, *, capability: int, group: int, paged: bo
         return Tile(rows=64, warps=8, stages=2 if capability >= 9 else 1)
     if rows <= 64 and capability >= 9:
         return Tile(rows=64, warps=4, stages=2)
-    if group == 7 and block_dim(head_dim) > 64 and capability < 9:
-        return Tile(rows=64, warps=8, stages=3)  # dividing by 7 takes registers that a larger tile has not left
+    if group in (5, 7) and block_dim(head_dim) > 64 and capability < 9:
+        return Tile(rows=64, warps=8, stages=3)  # dividing by them takes registers that a larger tile has not left
     return Tile(rows=128, warps=8, stages=2 if paged and capability < 9 else 3)
 
 
