@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-PACK_FROM = 2**18  # weights of a product; a smaller one stays in the cache, where packing gains nothing
+PACK_FROM = 200_000  # weights of a product; a smaller one stays in the cache, where packing gains nothing
 Groups = Sequence[tuple[str, ...]]  # names of children that are called on one tensor, one after the other
 TARGET: Groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 DRAFTER: Groups = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of a prefix it makes keys and values alone
