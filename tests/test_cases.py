@@ -18,7 +18,7 @@ from tests.kit import Stub, script
 from tests.tiny_drafters import make_drafter, random_prompts
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.decode import _Streamer
-from treedraft.speculate import Generation, audit, generate, generate_plain, report
+from treedraft.speculate import Generation, Stopper, audit, generate, generate_plain, report
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.hf import Target
 from treedraft.trees.accept import accept
@@ -184,9 +184,9 @@ def test_c45_draft_ids_that_map_to_one_token_are_refused(tiny64: Target) -> None
 
 def test_d48_commit_of_nothing_or_too_much_is_a_mistake(endless: Target) -> None:
     endless.prefill([5, 9])
-    for path in ([], [0, 1, 2]):
+    for path in ([], [0, 1, 2], [-1], [1]):
         endless.verify(torch.tensor([1, 2]), torch.tensor([-1, 0]))
-        with pytest.raises(AssertionError, match="names verified nodes"):
+        with pytest.raises(ValueError, match="the 2 nodes last verified"):
             endless.commit(path)
 
 
@@ -274,6 +274,21 @@ def test_e62_e63_e65_stops_and_caps_inside_one_block(endless: Target) -> None:
         assert found.text == plain.text and found.ids == plain.ids
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "kept"),
+    [("xabcd", ["abcd", "bc"], "xa"), ("xabc", ["bc", "abc"], "x"), ("abab", ["b"], "a"), ("none", ["q"], "none"), ("aab", ["ab", "b"], "a")],
+)
+def test_the_stop_string_that_is_complete_first_cuts(endless: Target, text: str, stop: list[str], kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endless, "decode", lambda ids: text[: len(ids)])
+    for at_once in (1, len(text)):
+        stopper = Stopper(endless, max_new_tokens=99, stop=stop)
+        for _ in range(0, len(text), at_once):
+            stopper.take([7] * at_once)
+            if stopper.reason:
+                break
+        assert stopper.text == kept and (stopper.reason == "stop string") == (kept != text)
+
+
 def test_e69_targets_without_end_of_text(endless: Target) -> None:
     found, plain = decode_both(endless, generate_plain(endless, [5, 9], max_new_tokens=9).ids, max_new_tokens=9)
     assert found.ids == plain.ids and len(found.ids) == 9
@@ -298,6 +313,28 @@ def test_e72_a_character_of_several_tokens_is_streamed_whole(capsys: pytest.Capt
             stream(Generation(ids=ids[:end]))
         stream(Generation(ids=ids, text=target.decode(ids), finished=True))
         assert capsys.readouterr().out == text
+
+
+def test_e72_a_character_that_shows_as_a_mark_a_byte_is_streamed_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_module.load(dtype=torch.float64)
+    raw = "a🙂é".encode()
+
+    def by_bytes(ids: list[int]) -> str:
+        """As tokenizers with byte fallback do: every byte of what is not yet a character is a mark of its own."""
+        done = bytes(ids)
+        for cut in range(4):
+            try:
+                return done[: len(done) - cut].decode() + "\ufffd" * cut
+            except UnicodeDecodeError:
+                continue
+        raise AssertionError(ids)
+
+    monkeypatch.setattr(target, "decode", by_bytes)
+    stream = _Streamer(target, ())
+    for end in range(1, len(raw) + 1):
+        stream(Generation(ids=list(raw[:end])))
+    stream(Generation(ids=list(raw), text="a🙂é", finished=True))
+    assert capsys.readouterr().out == "a🙂é"
 
 
 @pytest.mark.parametrize("length", range(1, 13))

@@ -334,7 +334,7 @@ class _Streamer:
 
     def _certain(self, text: str) -> str:
         """Without half a character, and without what may be the beginning of a stop string."""
-        text = text.removesuffix("\ufffd")
+        text = text.rstrip("\ufffd")  # some tokenizers give one for every byte of it
         longest = max((len(stop) for stop in self.stop), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self.stop):

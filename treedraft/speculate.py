@@ -102,10 +102,10 @@ class Stopper:
 
     @property
     def text(self) -> str:
-        """Decoded so far, cut before the earliest stop string."""
+        """Decoded so far, cut before the stop string that was complete first (of those that end together, the longest)."""
         text = self.target.decode(self.ids)
-        places = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
-        return text[: min(places)] if places else text
+        found = [(place + len(stop), place) for stop in self.stop if (place := text.find(stop)) >= 0]
+        return text[: min(found)[1]] if found else text
 
     def _why(self) -> str | None:
         if self.ids[-1] in self.target.eos_token_ids:

@@ -114,6 +114,19 @@ def test_commit_then_verify_is_starting_from_the_longer_prefix(variant: str, pat
     assert_close(taps[path], start.taps[-len(path) :])
 
 
+@pytest.mark.parametrize("path", [[], [1], [-1], [0, 8], [0, 2, 1], [0, 0], [0, 7, 7], list(range(9))], ids=str)
+def test_only_paths_of_verified_nodes_are_committed(path: list[int]) -> None:
+    target = target_of("qwen3")
+    target.prefill(PROMPT)
+    target.verify(TOKENS, PARENTS)
+    with pytest.raises(ValueError, match="commit of nodes"):
+        target.commit(path)
+    target.commit([0, 1])
+    assert target.length == len(PROMPT) + 2
+    with pytest.raises(ValueError, match="below the 0 nodes last verified"):
+        target.commit([0])
+
+
 @every_variant
 def test_angles_that_are_looked_up_are_the_rotary_modules_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf, "TABLED", 24)

@@ -319,6 +319,14 @@ def test_lookahead_saves_calls() -> None:
     assert calls[1][0] < 20 and calls[1][1] < 80
 
 
+@pytest.mark.parametrize("kind", ["smooth", "flat", "float32"])
+def test_lookahead_lasts_while_a_tree_of_popped_nodes_grows(kind: str) -> None:
+    """Almost every node of it is expanded: that is no waste, after which one node a call would be scored."""
+    scorer = PathScorer(table(kind, (64, 50), 2), torch.tensor([3]), 15)
+    tree = BestFirst(budget=255, width=7, admit="pop").build(torch.tensor([ANCHOR]), scorer).tree(0)
+    assert len(tree) == 255 and scorer.num_calls < 30 and scorer.num_lanes < 400
+
+
 class Spine(Scorer):
     """A certain path whose deeper siblings are the better ones, so that what looks best at first is scored in vain."""
 

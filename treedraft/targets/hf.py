@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -279,9 +280,14 @@ class Target:
         return Verified(logits=self.head(last[0]), taps=taps[0])
 
     def commit(self, path: Tensor | Sequence[int]) -> None:
-        """Keep the rows of verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the rest."""
+        """Keep the rows of verified nodes `path` [A] (root first) as the next A tokens of the prefix; drop the rest.
+
+        ValueError unless the path starts at the root, rises and ends within what was verified; a GPU is not waited for to
+        check more than its length.
+        """
         rows = torch.as_tensor(path, dtype=torch.int64, device=self.device)
-        assert 0 < len(rows) <= self._pending, "commit follows verify and names verified nodes"
+        if not 0 < len(rows) <= self._pending or (rows.device.type == "cpu" and not _is_path(rows.tolist(), self._pending)):
+            raise ValueError(f"commit of nodes {rows.tolist()}: a path has to start at node 0 and rise, below the {self._pending} nodes last verified")
         self.cache.move(self.length + rows, self.length)
         self.length += len(rows)
         self._pending = 0
@@ -452,6 +458,10 @@ class _Angles:
 def _final_norm(weight: Tensor, eps: float, hidden: Tensor) -> Tensor:
     weight = weight.to(hidden.dtype)
     return nn.functional.rms_norm(hidden, weight.shape, weight, eps)
+
+
+def _is_path(nodes: Sequence[int], num_nodes: int) -> bool:
+    return nodes[0] == 0 and nodes[-1] < num_nodes and all(one < other for one, other in itertools.pairwise(nodes))
 
 
 def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: int | None) -> int:

@@ -78,7 +78,7 @@ class BestFirst(TreeBuilder):
         # and room for nodes scored in vain; when that is used up, one node a call is scored, and none in vain.
         inner = sum(width**level for level in range(depth))
         most = min(budget, inner)
-        slack = 2 * -(-budget // width) + 4 * lookahead
+        slack = (most if self.admit == "pop" else 2 * -(-budget // width)) + 4 * lookahead
         capacity = max(1, min(inner, most + slack if self.frontier is None else depth * self.frontier))
         scorer.start(capacity)
         pool = _Pool(anchor, self, capacity=capacity, width=width, depth=depth, budget=budget)
