@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from tests.kit import Stub
 from tests.tiny_drafters import make_drafter, random_prompts
+from treedraft import noise
 from treedraft.config import Acceptance, DecodeConfig, Sampling
 from treedraft.drafter import Drafter
 from treedraft.speculate import generate, generate_plain
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.hf import Target
 from treedraft.targets.sampling import Sampler
+from treedraft.trees import rules
+from treedraft.trees.accept import accept
+from treedraft.trees.tree import DraftTree
 
 SAMPLINGS = [
     Sampling(temperature=0.8, top_p=0.9),
@@ -216,3 +221,91 @@ def test_drawn_drafts_need_a_temperature(tiny64: Target, drafter: Drafter) -> No
         generate(tiny64, drafter, [4], config=DECODES[0], acceptance=Acceptance(rule="ratio"), max_new_tokens=4)
     with pytest.raises(ValueError, match="at least 1 a level"):
         Acceptance(rule="sequoia", widths=(2, 0))
+
+
+# -- one large sample of either decoder (correctness.md 4): the joint law of two tokens, 16 cells, a TV distance of 1 % is seen -----------
+
+NUM_SEEDS = 120_000
+LOG_P = torch.log_softmax(2 * torch.randn((5, 4), generator=torch.Generator().manual_seed(3), dtype=torch.float64), -1)  # root, then a first token
+
+
+def drawn(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What sampler match asks for: the first token [n] of every seed, and the second one after every first [n, 4]."""
+    first = (LOG_P[0] + noise.gumbel(seeds, 0, 4)).argmax(-1)
+    return first, (LOG_P[1:] + noise.gumbel(seeds, 1, 4)[:, None]).argmax(-1)
+
+
+def plain_sample(seeds: torch.Tensor) -> np.ndarray:
+    first, second = drawn(seeds)
+    return counted(first, second.gather(1, first[:, None])[:, 0])
+
+
+def speculative_sample(seeds: torch.Tensor) -> np.ndarray:
+    """Rounds with trees of three shapes in turn: of what a first round leaves open a second one draws."""
+    trees = [
+        DraftTree(tokens=torch.tensor(tokens), parents=torch.tensor(parents), depths=torch.tensor(depths), scores=torch.zeros(len(tokens)))
+        for tokens, parents, depths in (
+            ([9, 0, 2, 1, 3], [-1, 0, 0, 1, 1], [0, 1, 1, 2, 2]), ([9, 1, 3], [-1, 0, 1], [0, 1, 2]), ([9, 3, 2, 1, 0], [-1, 0, 0, 0, 0], [0, 1, 1, 1, 1]),
+        )
+    ]  # fmt: skip
+    firsts, seconds, found = *(part.tolist() for part in drawn(seeds)), []
+    for number, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+        tree = trees[number % 3]
+        tokens, emitted = tree.tokens.tolist(), []
+        while len(emitted) < 2:
+            known = tuple(emitted)
+
+            def choose(path: list[int], known=known, tokens=tokens, first=first, second=second) -> int:
+                before = [*known, *(tokens[node] for node in path[1:])]
+                return (first, second[before[0]] if before else 0, 0)[len(before)]
+
+            path, bonus = accept(tree, choose)
+            emitted += [*(tokens[node] for node in path[1:]), bonus]
+        found.append(emitted[:2])
+    pairs = torch.tensor(found)
+    return counted(pairs[:, 0], pairs[:, 1])
+
+
+def a_draw_a_child(seeds: torch.Tensor) -> np.ndarray:
+    """The fault: every drafted child is compared with a draw of its own, so that drafted tokens come too often."""
+    first, second = drawn(seeds)
+    for child in (0, 2):
+        own = (LOG_P[0] + noise.gumbel(seeds + 10**9 * (child + 1), 0, 4)).argmax(-1)
+        first = torch.where(own == child, child, first)
+    return counted(first, second.gather(1, first[:, None])[:, 0])
+
+
+def counted(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
+    return torch.bincount(4 * first + second, minlength=16).numpy()
+
+
+def test_a_large_sample_is_that_of_plain_decoding_beside_a_null_and_a_biased_run() -> None:
+    seeds = torch.arange(NUM_SEEDS)
+    plain, others = plain_sample(seeds), seeds + NUM_SEEDS
+    law = (LOG_P[0][:, None] + LOG_P[1:]).exp().flatten().numpy() * NUM_SEEDS
+    runs = {"null": plain_sample(others), "speculative": speculative_sample(others), "biased": a_draw_a_child(others)}
+    for name_, counts in runs.items():
+        alike = stats.chi2_contingency(np.stack([plain, counts])).pvalue > 1e-4
+        exact = stats.chisquare(counts, law).pvalue > 1e-4
+        assert alike == exact == (name_ != "biased"), name_
+    # With the same seeds the two are one sample, token for token.
+    assert (speculative_sample(seeds[:5000]) == plain_sample(seeds[:5000])).all()
+
+
+@pytest.mark.parametrize("rule", ["spec_infer", "sequoia"])
+def test_a_sample_of_a_rule_that_draws_its_drafts_beside_a_biased_run(rule: str) -> None:
+    """The token that follows two drafted ones: the rule's, and that of one which takes a rejected draft's law for the target's."""
+    num_seeds, p = 6_000, LOG_P[0].exp()
+    q = torch.softmax(torch.tensor([0.0, 1.5, 0.3, -0.5], dtype=torch.float64), -1)
+    seeds = torch.arange(num_seeds)
+    drafts = (q.log() + noise.gumbel(seeds + 10**9, 0, 4)).topk(2).indices  # without replacement
+    if rule == "spec_infer":
+        drafts[:, 1] = (q.log() + noise.gumbel(seeds + 10**10, 0, 4)).argmax(-1)
+    counts = {"right": torch.zeros(4), "biased": torch.zeros(4)}
+    for seed, tokens in enumerate(drafts.tolist()):
+        place, rest = rules.RULES[rule](p, q, tokens, dice := rules.KeyedDice(seed, 0))
+        for which, law in (("right", rest), ("biased", p)):
+            counts[which][tokens[place] if place is not None else dice.pick(law)] += 1
+    expected = (p * num_seeds).numpy()
+    assert stats.chisquare(counts["right"].numpy(), expected).pvalue > 1e-4
+    assert stats.chisquare(counts["biased"].numpy(), expected).pvalue < 1e-4
