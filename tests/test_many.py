@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from treedraft.trees.tree import DraftTree, TreeBatch
 TREE = DecodeConfig(mode="tree", depth=5, width=3, budget=24)
 
 
-@pytest.mark.parametrize("config", [TREE, DecodeConfig(mode="chain", depth=4), DecodeConfig(mode="tree", depth=3, budget=9, admit="pop")], ids=["tree", "chain", "pop"])
+@pytest.mark.parametrize("config", [TREE, DecodeConfig(mode="chain", depth=4), DecodeConfig(mode="tree", depth=3, budget=9, admit="pop"), replace(TREE, candidates=6)], ids=["tree", "chain", "pop", "candidates"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("backbone", ["causal", "bidirectional"])
 def test_a_batch_is_its_rows(tiny64: Target, config: DecodeConfig, sampling: Sampling, backbone: str) -> None:
@@ -42,6 +43,7 @@ def test_a_batch_is_its_rows(tiny64: Target, config: DecodeConfig, sampling: Sam
             assert (found.ids, found.text, found.finish_reason) == (alone[index].ids, alone[index].text, alone[index].finish_reason)
             for one, other in zip(found.rounds, alone[index].rounds, strict=True):
                 assert one.path == other.path and torch.equal(one.tree.tokens, other.tree.tokens) and one.emitted == other.emitted
+                assert one.among_candidates == other.among_candidates and (one.among_candidates is None) == (config.candidates is None)
             assert found.seconds.keys() == alone[index].seconds.keys()
 
 

@@ -107,10 +107,10 @@ class Together(Drafting):
     def keep(self, requests: Tensor) -> None:
         self.state.keep(requests)
 
-    def among(self, chosen: Sequence[int]) -> list[bool] | None:
-        """Whether each of these tokens is a candidate of its slot; None where all tokens are scored. For one request."""
+    def among(self, chosen: Sequence[int], request: int = 0) -> list[bool] | None:
+        """Whether each of these tokens was a candidate of its slot in the last round; None where all tokens are scored."""
         if not isinstance(self.scorer, CandidateScorer):
             return None
-        candidates = self.scorer.tokens()[0, : len(chosen)]
+        candidates = self.scorer.tokens()[request, : len(chosen)]
         tokens = torch.tensor(chosen, device=self.device)[: len(candidates), None]
         return (candidates == tokens).any(1).tolist()

@@ -16,7 +16,7 @@ from treedraft.apart import Link, begin
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.costs import Profile
 from treedraft.drafter import Drafter
-from treedraft.drafting import Crossed, Ledger
+from treedraft.drafting import Crossed, Ledger, Together
 from treedraft.speculate import Generation, Round, Stopper
 from treedraft.targets.batch import Requests
 from treedraft.targets.hf import Target
@@ -159,8 +159,12 @@ class _Group:
         for place, (row, path, bonus) in enumerate(zip(self.rows, paths, bonuses, strict=True)):
             tree = trees.tree(place)
             room = self.target.max_length - 1 - lengths[place]
-            count = row.stopper.take([*tree.tokens[path[1:]].tolist(), bonus][:room])
-            row.answer.rounds.append(Round(tree=tree.lasting(), path=path, emitted=count, crossed=share))
+            chosen = [*tree.tokens[path[1:]].tolist(), bonus]
+            count = row.stopper.take(chosen[:room])
+            found = self.drafting.among(chosen, place) if isinstance(self.drafting, Together) else None
+            row.answer.rounds.append(
+                Round(tree=tree.lasting(), path=path, emitted=count, among_candidates=found, crossed=share)
+            )
 
     def _append(self, place: int, taps: Tensor) -> None:
         self.drafting.append(taps[None], [len(taps)], [place])
