@@ -102,7 +102,7 @@ def assert_paths_and_order(found: Problem, backend: str) -> None:
 
 
 PROMPT = [5, 40, 17, 2, 33]
-PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])
+PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])  # root; a b c; d e under a; f under b; g under e
 TOKENS = torch.tensor([9, 11, 12, 13, 20, 21, 20, 3])
 
 

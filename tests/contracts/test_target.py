@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.tolerances import assert_close
+from tests.tree_cases import PARENTS, PROMPT, TOKENS
 from treedraft.ops.tree_attention.mask import TreeRows, tree_rows
 from treedraft.targets import hf
 from treedraft.targets import tiny as tiny_module
@@ -34,9 +35,6 @@ VARIANTS = {
     "llama3": {"family": "llama", "rope": {**_LLAMA3, "rope_theta": 10000.0}},
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-PROMPT = [5, 40, 17, 2, 33]
-PARENTS = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 5])  # root; a b c; d e under a; f under b; g under e
-TOKENS = torch.tensor([9, 11, 12, 13, 20, 21, 20, 3])
 PATHS = [[0], [0, 1], [0, 2], [0, 3], [0, 1, 4], [0, 1, 5], [0, 2, 6], [0, 1, 5, 7]]
 
 
