@@ -219,7 +219,8 @@ def pack(visible: Tensor) -> Tensor:
     columns = visible.shape[-1]
     bits = torch.nn.functional.pad(visible, (0, -columns % WORD)).unflatten(-1, (-1, WORD)).long()
     # Distinct bits, so their sum is their union; bit 63 makes a word negative.
-    return (bits << torch.arange(WORD, device=visible.device)).sum(-1).contiguous()  # of a transposed mask it is transposed
+    words = (bits << torch.arange(WORD, device=visible.device)).sum(-1)
+    return words if words.is_contiguous() else words.contiguous()  # of a transposed mask they are transposed
 
 
 def unpack(words: Tensor) -> Tensor:
