@@ -147,15 +147,14 @@ def test_half_precision(backend: str, dtype: torch.dtype) -> None:
 def test_stacking_heads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for start in (0, 2**40):
         monkeypatch.setattr(hybrid, "_ONE_READ", start)
-        monkeypatch.setattr(hybrid, "_ONE_PASS", 0)
         assert_right(problem(prefixes=(33,), group=4), "hybrid")
 
 
 # The ways in which `hybrid` deals the columns, whatever the sizes would choose.
-FORMS: dict[str, dict[str, int]] = {
-    "one pass": {"_ONE_PASS": 2**60, "_ONE_READ": 2**60},
-    "two parts": {"_ONE_PASS": 0, "_DIVIDE_FROM": 2**60},
-    "blocks": {"_ONE_PASS": 0, "_DIVIDE_FROM": 0, "_BLOCK": 8},
+FORMS: dict[str, dict[str, Any]] = {
+    "two parts": {"_DIVIDE_FROM": 2**60},
+    "blocks": {"_DIVIDE_FROM": 0, "_BLOCK": 8},
+    "chunks": {"_DIVIDE_FROM": 2**60, "_flash": lambda device: None, "_CHUNK": 32},
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -226,14 +225,13 @@ def test_a_block_reads_what_it_sees() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "prefix", "num_nodes", "expected"),
-    [((4, 2, 48), 250, 64, (0, 64)), ((9, 3, 64), 1000, 8, (0, 8)), ((32, 8, 128), 256, 16, (0, 16)),  # one pass
-     ((32, 8, 128), 1000, 16, (992, 16)), ((32, 8, 128), 256, 64, (256, 64)),  # two parts
-     ((32, 8, 128), 256, 255, (256, 32)), ((9, 3, 64), 250, 255, (240, 32))],  # blocks
+    [((4, 48), 250, 64, (250, 64)), ((32, 128), 1000, 16, (1000, 16)),  # two parts
+     ((32, 128), 256, 255, (256, 32)), ((9, 64), 250, 255, (240, 32))],  # blocks
 )  # fmt: skip
-def test_the_sizes_choose(shape: tuple[int, int, int], prefix: int, num_nodes: int, expected: tuple[int, int]) -> None:
-    heads, kv_heads, dim = shape
+def test_the_sizes_choose(shape: tuple[int, int], prefix: int, num_nodes: int, expected: tuple[int, int]) -> None:
+    heads, dim = shape
     rows = tree_rows(torch.tensor(tree("random", num_nodes)), prefix)
-    assert hybrid.deal(torch.empty((1, heads, num_nodes, dim)), kv_heads, rows) == expected
+    assert hybrid.deal(torch.empty((1, heads, num_nodes, dim)), rows) == expected
 
 
 @pytest.mark.parametrize("missing", ["operator", "groups"])
@@ -306,7 +304,7 @@ def test_merging_is_one_softmax(low: float, high: float) -> None:
 def test_auto_on_a_cpu_is_hybrid_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     where: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "head_dim": 64}
     found = choose("auto", **where)
-    assert found.name == "hybrid" and "triton is out" in found.reason and "one masked pass" in found.reason
+    assert found.name == "hybrid" and "triton is out" in found.reason and "a mask-free prefix" in found.reason
     assert choose("sdpa", **where).name == "sdpa"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose("auto", **where).name == "hybrid", "the interpreter is never chosen"
@@ -351,7 +349,7 @@ def test_verbose_says_what_auto_chose_and_why(monkeypatch: pytest.MonkeyPatch, c
     assert capsys.readouterr().err == ""
     decode._load(decode.Arguments(target="tiny", device="cpu", verbose=True))
     said = capsys.readouterr().err
-    assert said.startswith("attention: hybrid (one masked pass where that is little work") and "triton is out, " in said
+    assert said.startswith("attention: hybrid (a mask-free prefix and the tree, merged)") and "triton is out, " in said
 
 
 def test_a_target_is_loaded_with_the_attention_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,13 +467,13 @@ def test_a_sliding_window_is_refused() -> None:
 
 @pytest.mark.parametrize("form", ["sdpa", *FORMS])
 def test_nothing_of_the_size_of_prefix_times_tree_is_built(form: str) -> None:
-    """But by the forms that are a pass under one mask."""
+    """But by the one that is a pass under one mask."""
     target = tiny_module.load(dtype=torch.float32)
     target.use_attention("sdpa" if form == "sdpa" else "hybrid")
-    prefix, num_nodes = 180, 64
+    prefix, num_nodes = 400, 64
     with dealt_as("two parts" if form == "sdpa" else form):
         built = largest_made(target, prefix, num_nodes) >= num_nodes * (prefix + num_nodes)
-    assert built == (form in ("sdpa", "one pass"))
+    assert built == (form == "sdpa")
 
 
 # -- targets ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def choose(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
         raise ValueError(registry.unknown("attention", name, list(BACKENDS)))
     obstacle = why_not_triton(device, dtype, head_dim)
     if name == "auto" and (why := obstacle or _why_not_by_itself(dtype)) is not None:
-        return Choice(name="hybrid", reason=f"hybrid ({hybrid_forms(device)}): triton is out, {why}")
+        return Choice(name="hybrid", reason=f"hybrid (a mask-free prefix and the tree, merged): triton is out, {why}")
     if name == "auto":
         return Choice(name="triton", reason=f"triton: {device} has the tensor cores and head size {head_dim} is served")
     if name == "triton" and obstacle is not None:
@@ -56,12 +56,6 @@ def _why_not_by_itself(dtype: torch.dtype) -> str | None:
     if interpreting():
         return "the interpreter is for tests"
     return "float32 cannot use the tensor cores and is there for comparisons" if dtype == torch.float32 else None
-
-
-def hybrid_forms(device: torch.device) -> str:
-    """What `hybrid` does there, in a few words."""
-    merged = "a mask-free prefix and the tree, merged"
-    return merged if device.type != "cpu" else f"one masked pass where that is little work, else {merged}"
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -2,9 +2,8 @@
 
 `model(ids, position_ids=..., attention_mask=NO_MASK, tree=rows, tree_backend="hybrid")`: keyword arguments that a model
 does not know travel down to its attention function, and a mask with four axes is passed on as it is, so the model builds no mask of
-N x (P + N). Nor does "triton", nor "hybrid" on a GPU (where it has scores of that size in float32 alone). On a CPU "hybrid"
-does little work in one pass under one such mask, made once for all layers; "sdpa" always has one. Without `tree` the function
-is transformers' own for "sdpa", masks included.
+N x (P + N). Nor do "triton" and "hybrid" have anything of that size; "sdpa" and "reference", which are there to be compared
+with, do. Without `tree` the function is transformers' own for "sdpa", masks included.
 """
 
 from __future__ import annotations

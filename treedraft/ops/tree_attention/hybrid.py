@@ -6,13 +6,13 @@ output is the average of the two parts weighed by exp(lse), which is sigmoid(lse
 of cascade attention and of LongSpec).
 
 On a CPU a large tree goes in blocks of rows: a row sees its path, so a few neighbours see a small part of the tree, and
-only those columns are multiplied. Where there is little to do at all, both parts are one pass under one mask.
+only those columns are multiplied. No mask spans the prefix, but for the few columns up to one that products like.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from torch import Tensor
 from treedraft.ops.tree_attention.mask import ALIGNED, Block, TreeRows
 
 # What is fastest on two cores of an AMD EPYC, in float32: 4/2 heads of 48, 9/3 of 64 and 32/8 of 128, 64 to 4096 columns, 1 to 512 nodes.
-_ONE_PASS = 2**25  # products of queries with keys, times D; up to here a second pass, about 50 us, costs more than it saves
 _ONE_READ = 2**19  # numbers in the keys of all heads; fewer stay in the cache, and stacking rows costs more than reading them again
 _DIVIDE_FROM = 2**24  # products of queries with the keys of the tree, times D; fewer are done before blocks of them are set up
 _BLOCK = 32  # nodes; with 16 or 64 the whole takes up to a tenth longer
+_CHUNK = 1024  # columns at a time where no kernel keeps the scores to itself
 Part = tuple[Tensor, Tensor]  # outputs [..., rows, D] and log-sum-exp [..., rows]
 
 
@@ -48,17 +48,20 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     if rows.size == 1 and rows.num_nodes is None and rows.blind is None:
         # A single node sees all there is: no mask, no parts.
         return plain(q, _columns(k, 0, rows.common + 1), _columns(v, 0, rows.common + 1), scale)
-    first, size = deal(q, k.shape[1], rows)
+    first, size = deal(q, rows)
     blocks = rows.blocks(rows.common - first, size, q.dtype)
     if first == 0 and len(blocks) == 1:
         return _block(q, k, v, rows, blocks[0], first, scale)
     if first:
-        out, lse = plain(q, _columns(k, 0, first), _columns(v, 0, first), scale)
+        out, lse = plain(q, k[:, :, :first], v[:, :, :first], scale)
     else:
         out, lse = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2), q.new_empty(q.shape[:3], dtype=_accurate(q))
     for block in blocks:
-        own, own_lse = out[:, :, block.rows], lse[:, :, block.rows]
-        tree, tree_lse = part = _block(q[:, :, block.rows], k, v, rows, block, first, scale)
+        mine = q, out, lse
+        if len(blocks) > 1:
+            mine = tuple(x[:, :, block.rows] for x in mine)
+        tree, tree_lse = part = _block(mine[0], k, v, rows, block, first, scale)
+        own, own_lse = mine[1:]
         if first == 0 or need_lse:
             tree, tree_lse = merge((own, own_lse), part) if first else part
             own.copy_(tree)
@@ -68,20 +71,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     return out, lse
 
 
-def deal(q: Tensor, kv_heads: int, rows: TreeRows) -> tuple[int, int]:
+def deal(q: Tensor, rows: TreeRows) -> tuple[int, int]:
     """How many columns of the prefix are served without a mask, and how many rows at a time look at the others.
 
-    Little work is one pass of all rows over all columns, under one mask. More is a pass over the prefix, up to a column
-    that matrix products like, and the rest in blocks of rows.
+    A large tree on a CPU goes in blocks of rows, behind a prefix cut at a column that matrix products like.
     """
     assert rows.common is not None
-    if q.device.type != "cpu" or rows.num_nodes is not None:
+    if q.device.type != "cpu" or rows.num_nodes is not None or q.shape[1] * q.shape[3] * rows.size**2 <= _DIVIDE_FROM:
         return rows.common, rows.size
-    width, columns = q.shape[1] * q.shape[3], rows.common + rows.size
-    if width * rows.size * columns <= _ONE_PASS and kv_heads * q.shape[3] * columns <= _ONE_READ:
-        return 0, rows.size
-    size = _BLOCK if width * rows.size**2 > _DIVIDE_FROM else rows.size
-    return rows.common - rows.common % ALIGNED, size
+    return rows.common - rows.common % ALIGNED, _BLOCK
 
 
 def merge(one: Part, other: Part) -> Part:
@@ -135,7 +133,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
     """Attention of q [B, H, N, D] over all of k and v [B, HK, S, D]; lse is the natural logarithm."""
     flash, (kv_heads, columns), (num_heads, num_rows) = _flash(q.device.type), k.shape[1:3], q.shape[1:3]
     if flash is None or (q.device.type == "cuda" and q.dtype.itemsize > 2):
-        return masked(q, k, v, None, scale)
+        chunks = zip(k.split(_CHUNK, 2), v.split(_CHUNK, 2), strict=True)
+        return reduce(merge, (masked(q, keys, values, None, scale) for keys, values in chunks))
     cached = kv_heads * columns * k.shape[3] < _ONE_READ
     if q.device.type == "cpu" and (cached or num_heads == kv_heads) and _groups_heads():
         return flash(q, k, v, scale=scale)  # pyright: ignore[reportReturnType]
