@@ -6,6 +6,7 @@ import pytest
 
 from tests.readme import run_decode_commands
 from tests.shipped import check_replay_is_live
+from treedraft.bench import calls_when_decoding
 from treedraft.config import DecodeConfig
 from treedraft.data.prompts import prompt_set
 from treedraft.drafter import load_drafter, shipped_drafters
@@ -48,6 +49,11 @@ def test_seeded_samples_equal_plain_decoding(pocket: Target) -> None:
 
 def test_replay_is_live_round_by_round(pocket: Target) -> None:
     check_replay_is_live(pocket, prompt_set("world", count=6), depth=23, max_new_tokens=40)
+
+
+def test_a_tree_takes_hardly_more_calls_than_levels() -> None:
+    for found in calls_when_decoding("pocket", {"budget": 255, "width": 7, "depth": 15}, count=2).values():
+        assert found["levels"] <= found["calls"] <= found["levels"] + 1
 
 
 def test_readme_commands_decode() -> None:

@@ -40,6 +40,10 @@ class TreeArguments:
     """Trees that are built at once, against as many one by one."""
     repeats: int = 15
     draft_vocab_size: int = 8192
+    target: str | None = None
+    """Also count calls with the drafters shipped for this target, along the first tokens of its answers."""
+    count: int = 6
+    """Prompts of the target's set, for that."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -166,6 +170,8 @@ def _tree() -> int:
         print(f"  {arguments.requests} at once {found['together_ms']:5.1f} ms")
         print(f"  ratio    {found['ratio']:7.2f} x the heap, {found['together_ratio']:.2f} x one by one   "
               f"same tree: {found['identical']}")  # fmt: skip
+    if arguments.target is not None:
+        record |= calls_when_decoding(arguments.target, size, arguments.count)
     same = all(record[name]["identical"] for name in ("none", "markov", "attention"))
     return _finish(record, arguments.output) or int(not same)
 
@@ -374,6 +380,38 @@ def _context() -> int:
     from treedraft.bench_context import main as measure
 
     return measure()
+
+
+def calls_when_decoding(name: str, size: dict[str, Any], count: int) -> dict[str, Any]:
+    """Calls a tree where laws are a trained drafter's: with each shipped one, behind every fourth of 32 answered tokens."""
+    import torch
+
+    from treedraft.data.prompts import default_set, prompt_set
+    from treedraft.drafter import load_drafter, shipped_drafters
+    from treedraft.speculate import generate_plain
+    from treedraft.targets import load_target
+    from treedraft.trees.best_first import BestFirst
+
+    target, found = load_target(name), {}
+    asked = [target.encode_chat(prompt.turns) for prompt in prompt_set(default_set(name), count=count)]
+    answered = [prompt + generate_plain(target, prompt, max_new_tokens=32).ids for prompt in asked]
+    for shipped in shipped_drafters(name):
+        drafter = load_drafter(shipped, target=target)
+        calls, levels = [], []
+        for prompt, ids in zip(asked, answered, strict=True):
+            at = torch.arange(len(prompt), len(ids), 4)
+            with torch.inference_mode():
+                memory = drafter.remember(target.trace(torch.tensor([ids])).taps, torch.arange(len(ids)))
+                tokens = torch.tensor(ids)[at]
+                for token, hidden in zip(tokens, drafter.hidden(memory, tokens[None], at[None], size["depth"])[0], strict=True):
+                    scorer: Any = _Counting(drafter.scorer(hidden[None], token[None]))
+                    tree = BestFirst(**size).build(token[None], scorer)
+                    calls.append(scorer.calls)
+                    levels.append(int(tree.depths.max()))
+        found[shipped] = {"trees": len(calls), "calls": statistics.mean(calls), "most_calls": max(calls), "levels": statistics.mean(levels)}
+        print(f"{shipped} of {name}: {statistics.mean(calls):.2f} calls a tree, at most {max(calls)}; "
+              f"{statistics.mean(levels):.2f} levels, one of which a call can open (n = {len(calls)} trees)")  # fmt: skip
+    return found
 
 
 def _same(first: DraftTree, second: DraftTree) -> bool:
