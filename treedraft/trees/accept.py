@@ -16,14 +16,28 @@ def accept(tree: DraftTree, choose: Callable[[list[int]], int]) -> tuple[list[in
     """Node indices of the accepted path, root first, and the target's token after it (sampler match).
 
     `choose(path)` is what plain decoding emits after the last node of a path: one draw a node, shared by its children,
-    of which the one that carries it is followed. It is asked of the nodes on the path alone.
+    of which the one that carries it is followed. It is asked of the nodes on the path alone, and nothing is done for any
+    other node but to look for a token. Twins, nodes with one parent and one token, share their children as well.
     """
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
-    child_of = {edge: node for node, edge in enumerate(zip(parents, tokens, strict=True))}
+
+    def twins(one: int, other: int) -> bool:
+        """Whether two nodes are one, or end the same tokens."""
+        while one != other:
+            if tokens[one] != tokens[other] or 0 in (one, other):
+                return False
+            one, other = parents[one], parents[other]
+        return True
+
     path = [0]
-    while (child := child_of.get((path[-1], token := choose(path)))) is not None:
-        path.append(child)
-    return path, token
+    while True:
+        token, child = choose(path), path[-1]
+        try:
+            while not twins(parents[child := tokens.index(token, child + 1)], path[-1]):
+                pass
+        except ValueError:
+            return path, token
+        path = [*path, child] if parents[child] == path[-1] else tree.path_to(child)
 
 
 class Followed(NamedTuple):
