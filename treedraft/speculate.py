@@ -76,11 +76,16 @@ class Generation:
         return tau([self.counts()])
 
 
+_BLUR = 8  # characters at most that text has otherwise where decoding begins or ends between tokens
+_MARK = "\ufffd"  # stands for bytes that are no character yet
+
+
 class Stopper:
     """Takes tokens one by one and says when to stop: end-of-text, the earliest completed stop string, or the cap.
 
     They are tried in this order. The same object cuts plain and speculative decoding, so a block is cut anywhere
-    exactly as single tokens are.
+    exactly as single tokens are. A stop string that a token completes lies in the tail of the text, so that a token costs
+    the decoding of a few, however many came before.
     """
 
     def __init__(self, target: Target, *, max_new_tokens: int, stop: Sequence[str] = ()) -> None:
@@ -90,6 +95,8 @@ class Stopper:
         self.stop = [text for text in stop if text]
         self.ids: list[int] = []
         self.reason: str | None = "length" if max_new_tokens == 0 else None
+        self._reach = max(map(len, self.stop), default=0) + _BLUR
+        self._start = 0  # of the tail
 
     def take(self, tokens: Sequence[int]) -> int:
         """Emit tokens until something stops; returns how many were emitted."""
@@ -110,11 +117,27 @@ class Stopper:
     def _why(self) -> str | None:
         if self.ids[-1] in self.target.eos_token_ids:
             return "end of text"
-        if self.stop:
-            text = self.target.decode(self.ids)
-            if any(stop in text for stop in self.stop):
-                return "stop string"
+        if self.stop and self._has_stop(self._tail()) and self._has_stop(self.target.decode(self.ids)):
+            return "stop string"
         return "length" if len(self.ids) >= self.max_new_tokens else None
+
+    def _has_stop(self, text: str) -> bool:
+        return any(stop in text for stop in self.stop)
+
+    def _tail(self) -> str:
+        """The end of the text, with at least `_reach` characters where there are so many; begins later as it gets long."""
+        tail = self.target.decode(self.ids[self._start :])
+        if len(tail) > 4 * self._reach and not any(_MARK in stop for stop in self.stop):
+            middle = (self._start + len(self.ids)) // 2
+            cut = next((place for place in range(middle, self._start, -1) if self._begins(place)), self._start)
+            if len(self.target.decode(self.ids[cut:]).replace(_MARK, "")) >= self._reach:
+                self._start = cut
+        return tail
+
+    def _begins(self, place: int) -> bool:
+        """Whether a token is text of its own, and no part of a character that an earlier one began."""
+        text = self.target.decode(self.ids[place : place + 1])
+        return bool(text) and _MARK not in text
 
 
 @torch.inference_mode()
