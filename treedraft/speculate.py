@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from treedraft.apart import Link, begin
 from treedraft.config import Acceptance, DecodeConfig, Sampling
@@ -26,17 +27,17 @@ from treedraft.targets.generate import plain
 from treedraft.targets.hf import Target
 from treedraft.targets.sampling import Sampler
 from treedraft.trees import rules
-from treedraft.trees.accept import accept
+from treedraft.trees.accept import accept, ranks_of
 from treedraft.trees.drawn import DrawnTree, draw_tree
-from treedraft.trees.tree import DraftTree
+from treedraft.trees.tree import DraftTree, TreeBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted.
 
-    With restricted scoring, for every slot on the path whether the target's token was among the candidates there (None
-    where the drafter sits behind a link: candidates do not cross). With a drafter on another device, the bytes that crossed.
+    With restricted scoring, for every slot on the path whether the target's token was among the candidates there. With a
+    drafter on another device, the bytes that crossed.
     """
 
     tree: DraftTree
@@ -62,6 +63,7 @@ class Generation:
     crossed: Crossed | None = None
 
     def counts(self, *, prompt: str = "", domain: str = "", seed: int = 0) -> Rounds:
+        among = [torch.tensor(item.among_candidates) for item in self.rounds if item.among_candidates is not None]
         return Rounds(
             prompt=prompt,
             domain=domain,
@@ -69,7 +71,15 @@ class Generation:
             accepted=np.array([len(item.path) - 1 for item in self.rounds], dtype=np.int64),
             emitted=np.array([item.emitted for item in self.rounds], dtype=np.int64),
             nodes=np.array([len(item.tree) for item in self.rounds], dtype=np.int64),
+            ranks=self._ranks(),
+            among=pad_sequence([part.long() for part in among], True, -1).numpy() if among else None,
         )
+
+    def _ranks(self) -> np.ndarray:
+        if not self.rounds:
+            return np.zeros((0, 0), dtype=np.int64)
+        paths = pad_sequence([torch.tensor(item.path) for item in self.rounds], True, -1)
+        return ranks_of(TreeBatch.of([item.tree for item in self.rounds]), paths.to(self.rounds[0].tree.tokens.device)).numpy(force=True)
 
     @property
     def tau(self) -> float:
@@ -241,7 +251,7 @@ class _Step:
             room = target.max_length - 1 - length
             chosen = [*(tokens[node] for node in path[1:]), bonus]
             count = self.stopper.take(chosen[:room])
-        found = self.drafting.among(chosen) if isinstance(self.drafting, Together) else None
+        found = self.drafting.among(chosen)
         return Round(tree=tree.lasting(), path=path, emitted=count, among_candidates=found, crossed=self.drafting.crossed())
 
     def _draw(self, anchor: int, depth: int, length: int) -> DrawnTree:

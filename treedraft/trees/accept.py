@@ -74,17 +74,19 @@ def follow(trees: TreeBatch, continuation: Tensor) -> Followed:
     return Followed(paths=paths, accepted=num_accepted, reached=reached, judged=judged)
 
 
-def spine_length(trees: TreeBatch, paths: Tensor) -> Tensor:
-    """Of every path [R, P], root first and -1 beyond, how many drafts precede its first step off the greedy spine: [R].
+def ranks_of(trees: TreeBatch, paths: Tensor) -> Tensor:
+    """Of every draft of paths [R, A + 1], root first and -1 beyond, how many siblings are better: [R, A], -1 beyond.
 
-    The greedy spine is the best child of the best child ... of the root: what a chain drafts. Siblings stand in the tree
-    best first, so that the best child is the one with the lowest number.
+    Siblings stand in the tree best first. The greedy spine is the path of ranks 0: what a chain drafts.
     """
-    nodes = torch.arange(trees.parents.shape[1], device=paths.device).expand_as(trees.parents)
-    best = torch.full_like(trees.parents, trees.parents.shape[1])
-    best.scatter_reduce_(1, trees.parents[:, 1:].clamp(min=0), nodes[:, 1:], "amin")
-    follows = best.gather(1, paths[:, :-1].clamp(min=0)) == paths[:, 1:]
-    return follows.cumprod(1).sum(1)
+    node, parent = paths[:, 1:, None], paths[:, :-1, None]
+    before = torch.arange(trees.parents.shape[1], device=paths.device) < node
+    return ((trees.parents[:, None] == parent) & before).sum(2).masked_fill(paths[:, 1:] < 0, -1)
+
+
+def spine_length(ranks: Tensor) -> Tensor:
+    """Drafts that precede a path's first step off the greedy spine, [R, A] -> [R]."""
+    return (ranks == 0).cumprod(1).sum(1)
 
 
 def _reached(agrees: Tensor, parents: Tensor) -> Tensor:
