@@ -95,10 +95,10 @@ def test_a_grid_of_candidates_needs_corrections(tmp_path: Path) -> None:
 
 
 def test_flags_are_the_fields_of_a_config() -> None:
-    flags: dict[str, Any] = {"scorer": "per_depth", "admit": "pop", "frontier": 4, "gap_cap": (1.0, 2.0), "count_root": False, "candidates": 9}
+    flags: dict[str, Any] = {"scorer": "per_depth", "admit": "pop", "frontier": 4, "count_root": False, "candidates": 9}
     config = _decode_config(Arguments(**flags))
     assert {name: getattr(config, name) for name in flags} == flags
-    assert _decode_config(Arguments(caps="3,2,1")).caps == (3, 2, 1)
+    assert _decode_config(Arguments(caps="3,2,1")).caps == (3, 2, 1) and _decode_config(Arguments(gap_cap="1,2.5")).gap_cap == (1, 2.5)
     assert _decode_config(Arguments()) == DecodeConfig() and _decode_config(Arguments(budget="auto")).admit == "pop"
 
 

@@ -62,8 +62,8 @@ class Arguments:
     """fanout: all children of an expanded node enter the tree; pop: the likeliest nodes do (default: fanout; pop with --budget auto)."""
     frontier: int | None = None
     """Expand no more than so many nodes of a depth (default: any number)."""
-    gap_cap: tuple[float, float] | None = None
-    """BETA G0: fewer children where the drafter is sure, W sigmoid(-BETA (gap - G0)) of them, gap that of the best two log q."""
+    gap_cap: str | None = None
+    """BETA,G0: fewer children where the drafter is sure, W sigmoid(-BETA (gap - G0)) of them, gap that of the best two log q."""
     caps: str | None = None
     """The most children of a node at each depth, the root's first, as in 3,2,1; or a file of `bench ranks` to take them from."""
     count_root: bool = True
@@ -178,7 +178,7 @@ def _decode_config(arguments: Arguments, *, depth: int = 15) -> DecodeConfig:
         admit=arguments.admit or ("pop" if arguments.budget == "auto" else "fanout"),
         count_root=arguments.count_root,
         caps=_caps(arguments.caps),
-        gap_cap=arguments.gap_cap,
+        gap_cap=_gap_cap(arguments.gap_cap),
         frontier=arguments.frontier,
         candidates=arguments.candidates,
         temperature=_sampling(arguments).used_temperature,
@@ -194,6 +194,16 @@ def _caps(text: str | None) -> tuple[int, ...] | None:
         from treedraft.metrics import measured_caps
 
         return measured_caps(Path(text))
+
+
+def _gap_cap(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        beta, g0 = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"--gap-cap {text!r}: expected BETA,G0, as in 1,1") from None
+    return beta, g0
 
 
 def _sampling(arguments: Arguments) -> Sampling:
