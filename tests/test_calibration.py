@@ -21,7 +21,7 @@ from treedraft.evaluate import Replay, Trajectory
 from treedraft.metrics import Rounds, ends_in_loop, spine_counts, tallied
 from treedraft.targets.generate import generate
 from treedraft.targets.hf import Target
-from treedraft.trees.accept import accept_batch, spine_length
+from treedraft.trees.accept import accept_batch, ranks_of, spine_length
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.builder import TreeBuilder
 from treedraft.trees.calibration import EDGES, NUM_BINS, tally
@@ -102,7 +102,7 @@ def test_the_spine_is_what_a_chain_drafts() -> None:
     paths, _ = accept_batch(trees, continuation)
     reach = torch.stack([trees.tree(i).depths[trees.tree(i).depths == 1].sum() for i in range(40)])
     assert (reach > 0).all()
-    spine, chain = spine_length(trees, paths), accept_batch(chains, continuation)[1]
+    spine, chain = spine_length(ranks_of(trees, paths)), accept_batch(chains, continuation)[1]
     held = spine == chain  # a chain may be deeper than the spine in a tree of 30 nodes
     assert (spine <= chain).all() and held.float().mean() > 0.9
 

@@ -58,6 +58,19 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.decode", "--accept", "ratio", "hi"], ["ratio", "temperature"]),
         (["treedraft.decode", "--accept", "sampler", "hi"], ["sampler_match"]),
         (["treedraft.decode", "--budget", "auto", "--chain", "hi"], ["auto", "--chain"]),
+        (["treedraft.decode", "--budget", "auto", "--admit", "fanout", "hi"], ["auto", "--admit pop"]),
+        (["treedraft.decode", "--scorer", "margin", "hi"], ["margin", "per_depth"]),
+        (["treedraft.decode", "--chain", "--frontier", "3", "hi"], ["--frontier", "--chain"]),
+        (["treedraft.decode", "--frontier", "0", "hi"], ["frontier is 0"]),
+        (["treedraft.decode", "--caps", "3,0", "hi"], ["caps are (3, 0)", "at least 1"]),
+        (["treedraft.decode", "--caps", "3;2", "hi"], ["'3;2'", "3,2,1"]),
+        (["treedraft.decode", "--caps", "3", "--gap-cap", "1,1", "hi"], ["caps", "gap_cap", "exclude"]),
+        (["treedraft.decode", "--gap-cap", "1,nan", "hi"], ["gap_cap", "nan"]),
+        (["treedraft.decode", "--gap-cap", "1", "hi"], ["--gap-cap '1'", "BETA,G0"]),
+        (["treedraft.decode", "--temperature", "1", "--accept", "ratio", "--no-count-root", "hi"], ["--no-count-root", "--accept"]),
+        (["treedraft.decode", "--target", "pocket", "--candidates", "5000", "hi"], ["candidates is 5000", "2048"]),
+        (["treedraft.decode", "--target", "pocket", "--candidates", "50", "--scorer", "marginal", "hi"], ["candidates is 50", "'marginal'"]),
+        (["treedraft.bench", "ranks", "--target", "tiny", "--least", "0"], ["--least", "0"]),
         (["treedraft.decode", "--batch", "0", "hi"], ["--batch is 0"]),
         (["treedraft.decode", "--batch", "4", "hi"], ["--batch is 4", "--prompts"]),
         (["treedraft.decode", "--budget", "lots", "hi"], ["lots", "auto"]),
@@ -151,7 +164,7 @@ def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:
     flags = ["--target", "tiny", "--drafter", str(trained), "--output", str(tmp_path / "numbers.json")]
     cache = {"TREEDRAFT_CACHE": str(tmp_path / "cache")}
     for name, more, keys in (
-        ("profile", [], {"draft_ms", "correction_ms", "verify_ms_behind_64"}),
+        ("profile", ["--attention", "sdpa", "--dtype", "float64", "--requests", "2"], {"draft_ms", "correction_ms", "verify_ms_behind_64", "verify_ms_of_2_behind_64"}),
         ("decode", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--repeats", "1"], {"code", "depth"}),
         ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20"], {"ratio", "tau_live"}),
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,19 +21,57 @@ from treedraft.targets.hf import Target
 
 
 @settings(max_examples=60, deadline=None)
-@given(seconds=st.lists(st.floats(1e-4, 10), min_size=len(NODES), max_size=len(NODES)))
-def test_fitted_curves_rise_and_are_convex(seconds: list[float]) -> None:
-    curve = np.array(fit(NODES, seconds, MOST_NODES))
-    assert len(curve) == MOST_NODES and (curve > 0).all()
-    steps = np.diff(curve)
-    assert (steps >= -1e-9 * curve.max()).all() and (np.diff(steps) >= -1e-9 * curve.max()).all()
+@given(seconds=st.lists(st.lists(st.floats(1e-4, 10), min_size=len(NODES), max_size=len(NODES)), min_size=1, max_size=4))
+def test_fitted_curves_rise_with_nodes_and_context_and_are_convex(seconds: list[list[float]]) -> None:
+    curves = fit(NODES, seconds, MOST_NODES)
+    slack = -1e-9 * curves.max()
+    assert curves.shape == (len(seconds), MOST_NODES) and (curves > 0).all()
+    steps = np.diff(curves, axis=1)
+    assert (steps >= slack).all() and (np.diff(steps, axis=1) >= slack).all() and (np.diff(curves, axis=0) >= slack).all()
 
 
-def test_a_convex_curve_is_fitted_as_it_is() -> None:
-    seconds = [0.05 + 0.001 * n + 0.002 * max(0, n - 32) for n in NODES]
-    curve = fit(NODES, seconds, MOST_NODES)
-    assert [curve[n - 1] for n in NODES] == pytest.approx(seconds, rel=1e-6)
-    assert curve[99] == pytest.approx(0.05 + 0.1 + 0.002 * 68, rel=1e-6)
+@settings(max_examples=30, deadline=None)
+@given(
+    seconds=st.lists(st.lists(st.floats(1e-3, 1), min_size=len(NODES), max_size=len(NODES)), min_size=2, max_size=4),
+    lengths=st.lists(st.integers(0, 20_000), min_size=2, max_size=2), requests=st.integers(1, 3),
+)  # fmt: skip
+def test_no_round_is_cheaper_behind_more_tokens_or_with_more_nodes(seconds: list[list[float]], lengths: list[int], requests: int) -> None:
+    profile = Profile(
+        contexts=(64, 512, 2048, 8192)[: len(seconds)], verify=tuple(map(tuple, seconds)), draft=0.01, level=0.0, correction=0.0, hardware=""
+    )
+    short, long = (np.array(profile.at(length, requests).verify) for length in sorted(lengths))
+    assert (long >= short - 1e-9 * long.max()).all() and (np.diff(short) >= -1e-9 * short.max()).all()
+
+
+def test_curves_that_rise_and_are_convex_are_fitted_as_they_are() -> None:
+    seconds = [[0.05 + 0.001 * n + 0.002 * max(0, n - 32) + more * (1 + n) for n in NODES] for more in (0, 0.001, 0.004)]
+    curves = fit(NODES, seconds, MOST_NODES)
+    for curve, measured in zip(curves, seconds, strict=True):
+        assert [curve[n - 1] for n in NODES] == pytest.approx(measured, rel=1e-6)
+    assert curves[0, 99] == pytest.approx(0.05 + 0.1 + 0.002 * 68, rel=1e-6)
+
+
+def test_contexts_go_as_far_as_the_window(tiny64: Target) -> None:
+    def contexts(window: int) -> list[int]:
+        return costs.contexts_of(SimpleNamespace(max_length=window))  # pyright: ignore[reportArgumentType]
+
+    assert contexts(32_768) == [64, 512, 2048, 8192] and contexts(8192) == [64, 512, 2048, 8192 - MOST_NODES - 1]
+    assert contexts(1000) == [64, 512, 743] and contexts(300) == [43] and contexts(200) == [100]
+
+
+def test_a_profile_belongs_to_all_that_changes_its_times(tiny64: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make_drafter(tiny64, correction="attention")
+    paths = [costs._path(tiny64, drafter, 5, *more) for more in (("conditional", None), ("per_depth", None), ("conditional", 8))]
+    paths.append(costs._path(tiny64, drafter, 6, "conditional", None))
+    monkeypatch.setattr(tiny64, "attention", replace(tiny64.attention, name="sdpa"))
+    paths.append(costs._path(tiny64, drafter, 5, "conditional", None))
+    monkeypatch.setattr(tiny64, "packed", not tiny64.packed)
+    paths.append(costs._path(tiny64, drafter, 5, "conditional", None))
+    assert len(set(paths)) == len(paths)
+
+
+def test_trees_of_several_requests_are_timed(tiny64: Target) -> None:
+    assert all(seconds > 0 for seconds in costs.verify_several(tiny64, 3, 20, (1, 4, 9), repeats=1))
 
 
 def test_contexts_are_interpolated() -> None:

@@ -62,6 +62,10 @@ class Link(ABC):
     def ask(self, head: list[int]) -> list[Tensor]:
         """The answer: numbers of nodes [R], then the fields of a TreeBatch."""
 
+    def among(self, chosen: Sequence[int], request: int) -> list[bool] | None:
+        """As `Drafting.among`, where this process can ask the drafter: nothing crosses for it."""
+        return None
+
     def crossed(self) -> Crossed:
         found = Crossed(to_drafter=self.sent, to_target=self.received)
         self.sent = self.received = 0
@@ -94,6 +98,9 @@ class DeviceLink(Link):
         answer = self.side.answer(head)
         self.received += _size((), answer)
         return [tensor.to(self.device) for tensor in answer]
+
+    def among(self, chosen: Sequence[int], request: int) -> list[bool] | None:
+        return self.side.drafting.among(chosen, request)
 
 
 @final
@@ -224,6 +231,9 @@ class Apart(Drafting):
             return
         self.link.tell([KEEP, len(kept), *kept, *fill, *self.lengths, *fill])
 
+    def among(self, chosen: Sequence[int], request: int = 0) -> list[bool] | None:
+        return self.link.among(chosen, request)
+
     def crossed(self) -> Crossed:
         return self.link.crossed()
 
@@ -245,8 +255,11 @@ def begin(
 def serve(target: Target, drafter: Drafter, peer: int, *, config: DecodeConfig, profile: Profile | None = None) -> Crossed:
     """Draft for the ProcessLink of process `peer` until it closes; returns the bytes that crossed.
 
-    `target` lends the drafter what it borrows and is never run.
+    `target` lends the drafter what it borrows and is never run. ValueError for a config with candidates: which tokens
+    they were is not told across processes, so that nobody could count their recall.
     """
+    if config.candidates is not None:
+        raise ValueError(f"candidates is {config.candidates}: a drafter in another process scores all tokens")
     sent = received = 0
     side: Side | None = None
     while (head := _receive(peer, torch.empty(4, dtype=torch.int64)).tolist())[0] != CLOSE:

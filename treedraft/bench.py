@@ -5,6 +5,7 @@ train       one optimiser step: blocks a second, and the share of the machine's 
 vocabulary  what a reduced draft vocabulary costs in tau: the same drafter restricted to it and unrestricted
 decode      whole answers against transformers' own `generate`, same target, prompts, threads and ids
 replay      measuring tau along recorded answers against measuring it live
+ranks       how often the accepted child of a node was its best, second best ...: how wide trees should be at each depth
 profile     what verification, drafting and corrections cost on this machine; `decode --budget auto` uses it
 context     drafting time and bytes of a fixed-size context against the full one's, from 1K to 128K tokens
 attention   tree attention as a CPU computes it against one masked softmax
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
 
@@ -116,13 +117,42 @@ class ReplayArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksArguments:
+    """Flags of `bench ranks`."""
+
+    target: str = "pocket"
+    drafter: str | None = None
+    """A shipped name or a folder (default: the target's default drafter)."""
+    prompts: str | None = None
+    """A set of prompts (default: the target's own)."""
+    count: int = 120
+    """Prompts, best others than those that the caps are used on."""
+    max_new_tokens: int = 192
+    temperature: float = 0.0
+    depth: int | None = None
+    width: int = 7
+    budget: int = 255
+    least: float = 0.02
+    """Share of the accepted drafts at a depth that makes a rank worth its node."""
+    output: Path | None = None
+    """Also write the counts to this JSON file, for `decode --caps`, and for `caps` in a grid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileArguments:
-    """Flags of `bench profile`."""
+    """Flags of `bench profile`, those of `decode` among them: what `decode` finds is what was measured with the same."""
 
     target: str = "smollm2-135m"
     drafter: str | None = None
     """A shipped name or a folder (default: the target's default drafter)."""
     depth: int | None = None
+    scorer: Literal["marginal", "per_depth", "conditional"] = "conditional"
+    candidates: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    attention: Literal["auto", "triton", "hybrid", "sdpa", "reference"] = "auto"
+    requests: int = 4
+    """Also verify so many trees at once, against what the profile says of them."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -130,7 +160,7 @@ class ProfileArguments:
 def main() -> int:
     commands: dict[str, Callable[[], int]] = {
         "tree": _tree, "train": _train, "vocabulary": _vocabulary, "decode": _decode, "replay": _replay,
-        "profile": _profile, "context": _context, "attention": _attention, "gpu": _gpu,
+        "ranks": _ranks, "profile": _profile, "context": _context, "attention": _attention, "gpu": _gpu,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
@@ -353,15 +383,55 @@ def _replay() -> int:
     return _finish(result, arguments.output) or int(taus[0] != taus[1])
 
 
-def _profile() -> int:
-    arguments = parse_arguments(ProfileArguments, program="python -m treedraft.bench profile", description=__doc__ or "")
-    from treedraft.costs import NODES, profile_of
+def _ranks() -> int:
+    arguments = parse_arguments(RanksArguments, program="python -m treedraft.bench ranks", description=__doc__ or "")
+    from treedraft import metrics
+    from treedraft.config import DecodeConfig
+    from treedraft.data.prompts import default_set, prompt_set
     from treedraft.drafter import load_drafter
+    from treedraft.evaluate import Replay, record
     from treedraft.targets import load_target
 
+    if not 0 < arguments.least <= 1:
+        raise ValueError(f"--least is {arguments.least}; a share above 0, at most 1")
     target = load_target(arguments.target)
     drafter = load_drafter(arguments.drafter, target=target)
-    profile = profile_of(target, drafter, drafter.depth if arguments.depth is None else arguments.depth, refresh=True)
+    config = DecodeConfig(
+        depth=drafter.depth if arguments.depth is None else arguments.depth, width=arguments.width, budget=arguments.budget,
+        temperature=arguments.temperature,
+    )  # fmt: skip
+    prompts = prompt_set(arguments.prompts or default_set(target.name), count=arguments.count)
+    texts = record(target, prompts, temperature=config.temperature, seeds=[0], max_new_tokens=arguments.max_new_tokens)
+    counts = metrics.rank_counts(Replay(target, texts).run(drafter, config))
+    if not counts:
+        raise ValueError(f"no draft was accepted on {len(prompts)} prompts: there are no ranks to count")
+    caps = metrics.histogram_caps(counts, least=arguments.least)
+    print(f"{target.name}, {len(prompts)} prompts: accepted drafts by depth of their parent and rank, the best one's first")
+    for depth, (row, cap) in enumerate(zip(counts, caps, strict=True)):
+        print(f"  {depth:>3}" + "".join(f"{count:>8}" for count in row) + f"   {cap} children at most")
+    print(f"--caps {','.join(map(str, caps))}")
+    result = {"benchmark": "ranks", "target": target.name, "prompts": len(prompts), "depth": config.depth, "width": config.width,
+              "budget": config.budget, "temperature": config.temperature, "least": arguments.least, "ranks": counts, "caps": caps}  # fmt: skip
+    return _finish(result, arguments.output)
+
+
+def _profile() -> int:
+    arguments = parse_arguments(ProfileArguments, program="python -m treedraft.bench profile", description=__doc__ or "")
+    from treedraft.costs import NODES, profile_of, verify_several
+    from treedraft.drafter import load_drafter
+    from treedraft.targets import load_target, parse_device, parse_dtype
+
+    if arguments.requests < 1:
+        raise ValueError(f"--requests is {arguments.requests}; at least 1")
+    target = load_target(
+        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), attention=arguments.attention
+    )
+    drafter = load_drafter(arguments.drafter, target=target)
+    drafter.check_candidates(arguments.candidates, arguments.scorer)
+    profile = profile_of(
+        target, drafter, drafter.depth if arguments.depth is None else arguments.depth, scorer=arguments.scorer,
+        candidates=arguments.candidates, refresh=True,
+    )  # fmt: skip
     print(f"{target.name}: draft {profile.draft * 1e3:.1f} ms a round, {profile.level * 1e3:.2f} ms a level, "
           f"correction {profile.correction * 1e3:.2f} ms a node; "
           f"verification in ms, measured and as fitted")  # fmt: skip
@@ -373,6 +443,14 @@ def _profile() -> int:
         print(f"  {context:>5} ms" + "".join(f"{value * 1e3:8.1f}" for value in seconds))
         print("   fitted " + "".join(f"{fitted[nodes - 1] * 1e3:8.1f}" for nodes in NODES))
         record[f"verify_ms_behind_{context}"] = {str(nodes): value * 1e3 for nodes, value in zip(NODES, seconds, strict=True)}
+    context, several = profile.contexts[0], [nodes for nodes in NODES if nodes <= 64]
+    took, said = verify_several(target, arguments.requests, context, several), profile.at(context, arguments.requests).verify
+    print(f"  {arguments.requests} trees at once behind {context}: measured, and what the profile says")
+    print("          " + "".join(f"{value * 1e3:8.1f}" for value in took))
+    print("          " + "".join(f"{said[nodes - 1] * 1e3:8.1f}" for nodes in several))
+    record[f"verify_ms_of_{arguments.requests}_behind_{context}"] = {
+        str(nodes): {"measured": value * 1e3, "profile": said[nodes - 1] * 1e3} for nodes, value in zip(several, took, strict=True)
+    }
     return _finish(record, arguments.output)
 
 

@@ -285,6 +285,7 @@ def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> di
             for group in ("spine", "steps", "paths")
             for name, values in (result.get(group) or {}).items()
         },
+        **({"candidate_recall": result["candidate_recall"]} if result.get("candidate_recall") is not None else {}),
         **{f"parameters_{part}": count for part, count in trained["parameters"].items()},
         **{f"train_{name}": trained[name] for name in ("steps", "blocks", "seconds")},
         "status": "ok",

@@ -143,7 +143,8 @@ class DecodeConfig:
     """How a drafter is used. `budget` counts tree nodes, root included; a chain ignores all that shapes a tree.
 
     `scorer` is that of `Drafter.scorer`; `admit`, `count_root` and `frontier` are those of `BestFirst`. `caps` are the
-    most children of a node, a number a depth; `gap_cap` = (beta, g0) gives sure nodes fewer of them (trees/limits.py).
+    most children of a node, a number a depth, the root's first; `gap_cap` = (beta, g0) gives sure nodes fewer of them
+    (trees/limits.py).
     `candidates` are the tokens a slot that a correction looks at, None all.
     """
 
@@ -174,9 +175,20 @@ class DecodeConfig:
         for name, value in (("frontier", self.frontier), ("candidates", self.candidates)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; at least 1")
+        if self.caps is not None and min(self.caps, default=0) < 1:
+            raise ValueError(f"caps are {self.caps}; a number of at least 1 a depth")
+        if self.gap_cap is not None and not all(map(math.isfinite, self.gap_cap)):
+            raise ValueError(f"gap_cap is {self.gap_cap}; two finite numbers, beta and g0")
         if self.caps is not None and self.gap_cap is not None:
             raise ValueError("caps and gap_cap exclude each other")
         _temperature("decode", self.temperature)
+
+
+def check_candidates(candidates: int | None, scorer: Rung, correction: str, *, where: str = "") -> None:
+    """ValueError if candidates are asked for where nothing looks at them."""
+    if candidates is not None and (scorer == "marginal" or correction == "none"):
+        what = "the scorer 'marginal'" if scorer == "marginal" else "the correction 'none'"
+        raise ValueError(f"{where}candidates is {candidates}: they are what a correction looks at, and {what} has none")
 
 
 @with_config(_STRICT)

@@ -6,10 +6,11 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
-from treedraft.config import LOSSY, MOST_NODES, Acceptance, DecodeConfig, Rule, Sampling
+from treedraft.config import LOSSY, MOST_NODES, Acceptance, Admit, DecodeConfig, Rule, Rung, Sampling
 
 if TYPE_CHECKING:
     from tyro.conf import Positional
@@ -24,6 +25,9 @@ else:
         from tyro.conf import Positional
     except ModuleNotFoundError:  # the annotation alone needs it
         Positional = Annotated[Any, None]
+
+
+_SHAPING = ("admit", "frontier", "gap_cap", "caps")  # of a best-first tree, where they are set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,18 @@ class Arguments:
     """Children of an expanded node."""
     budget: int | Literal["auto"] = 255
     """Nodes of a tree, the root included; "auto" ends a tree where another node would cost more time than it saves."""
+    scorer: Rung = "conditional"
+    """How a node is scored: by the backbone alone, corrected once a depth along the greedy path, or under its own path."""
+    admit: Admit | None = None
+    """fanout: all children of an expanded node enter the tree; pop: the likeliest nodes do (default: fanout; pop with --budget auto)."""
+    frontier: int | None = None
+    """Expand no more than so many nodes of a depth (default: any number)."""
+    gap_cap: str | None = None
+    """BETA,G0: fewer children where the drafter is sure, W sigmoid(-BETA (gap - G0)) of them, gap that of the best two log q."""
+    caps: str | None = None
+    """The most children of a node at each depth, the root's first, as in 3,2,1; or a file of `bench ranks` to take them from."""
+    count_root: bool = True
+    """Whether the budget counts the root."""
     candidates: int | None = None
     """Tokens a slot that the correction looks at (default: all); prints how often the target's was among them."""
     temperature: float | None = None
@@ -112,6 +128,12 @@ def main() -> int:
         raise ValueError("give a prompt or --prompts, not both")
     if arguments.budget == "auto" and (arguments.chain or acceptance.rule != "sampler_match"):
         raise ValueError("--budget auto sizes a best-first tree: it goes with neither --chain nor another --accept")
+    if arguments.budget == "auto" and config.admit != "pop":
+        raise ValueError("--budget auto weighs node by node: it needs --admit pop")
+    shaping = [f"--{name.replace('_', '-')}" for name in _SHAPING if getattr(arguments, name) is not None]
+    shaping += [] if arguments.count_root else ["--no-count-root"]
+    if shaping and (arguments.chain or acceptance.rule != "sampler_match"):
+        raise ValueError(f"{shaping[0]} shapes a best-first tree: it goes with neither --chain nor another --accept")
     if arguments.batch < 1 or (arguments.batch > 1 and (arguments.prompts is None or acceptance.rule != "sampler_match")):
         raise ValueError(f"--batch is {arguments.batch}: at least 1, and more go with --prompts and sampler_match alone")
     if arguments.prompt is not None and not arguments.prompt.strip():
@@ -120,12 +142,13 @@ def main() -> int:
     if arguments.drafter_device is not None and acceptance.rule != "sampler_match":
         raise ValueError(f"--drafter-device goes with sampler_match alone: the laws that {acceptance.rule} weighs would have to cross")
     target, drafter = _load(arguments)
+    drafter.check_candidates(config.candidates, config.scorer)
     if arguments.depth is None:
         config = _decode_config(arguments, depth=drafter.depth)
     if arguments.budget == "auto":
         from treedraft.costs import profile_of
 
-        profile = profile_of(target, drafter, config.depth)
+        profile = profile_of(target, drafter, config.depth, scorer=config.scorer, candidates=config.candidates)
     else:
         profile = None
     from treedraft.apart import DeviceLink
@@ -151,10 +174,36 @@ def _decode_config(arguments: Arguments, *, depth: int = 15) -> DecodeConfig:
         depth=arguments.depth if arguments.depth is not None else depth,
         width=arguments.width,
         budget=MOST_NODES if arguments.budget == "auto" else arguments.budget,
+        scorer=arguments.scorer,
+        admit=arguments.admit or ("pop" if arguments.budget == "auto" else "fanout"),
+        count_root=arguments.count_root,
+        caps=_caps(arguments.caps),
+        gap_cap=_gap_cap(arguments.gap_cap),
+        frontier=arguments.frontier,
         candidates=arguments.candidates,
-        admit="pop" if arguments.budget == "auto" else "fanout",
         temperature=_sampling(arguments).used_temperature,
     )
+
+
+def _caps(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(cap) for cap in text.split(","))
+    except ValueError:
+        from treedraft.metrics import measured_caps
+
+        return measured_caps(Path(text))
+
+
+def _gap_cap(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        beta, g0 = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"--gap-cap {text!r}: expected BETA,G0, as in 1,1") from None
+    return beta, g0
 
 
 def _sampling(arguments: Arguments) -> Sampling:
@@ -288,9 +337,11 @@ class _Command:
         config, rule = self.config, self.acceptance.rule
         shape: dict[str, Any] = {"mode": config.mode, "scorer": config.scorer}
         if rule != "sampler_match":
-            shape = {"mode": "drawn", "widths": self.acceptance.levels(config.depth)}
+            shape |= {"mode": "drawn", "widths": self.acceptance.levels(config.depth)}
         elif config.mode == "tree":
             shape |= {"width": config.width, "budget": self.arguments.budget, "admit": config.admit}
+            shape |= {name: value for name in _SHAPING if (value := getattr(config, name)) is not None}
+            shape |= {} if config.count_root else {"count_root": False}
         if config.candidates is not None:
             shape["candidates"] = config.candidates
         if self.arguments.rope_scaling is not None:

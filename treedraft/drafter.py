@@ -178,17 +178,24 @@ class Drafter(nn.Module):
 
         A node is scored by the backbone alone ("marginal"), corrected once a depth along the greedy path ("per_depth"),
         or corrected under its own ancestry ("conditional"). With `candidates` a correction looks at a slot's so many
-        likeliest tokens alone.
+        likeliest tokens alone. ValueError where that restricts nothing.
         """
         num_requests, depth = hidden.shape[:2]
+        self.check_candidates(candidates, rung)
         if rung == "marginal" or self.config.correction["name"] == "none":
             return BackboneScorer(hidden, self.lent.head, self.d2t)
         state = self.correction.start(hidden, self.lent)
-        if candidates is not None and candidates < len(self.d2t):
+        if candidates is not None:
             scorer: ConditionalScorer = CandidateScorer(state, self.lent.head(hidden), candidates, d2t=self.d2t)
         else:
             scorer = ConditionalScorer(state, depth=depth, num_requests=num_requests, d2t=self.d2t)
         return scorer if rung == "conditional" else scorer.per_depth(anchor)
+
+    def check_candidates(self, candidates: int | None, rung: Rung) -> None:
+        """ValueError if there is no correction that so many tokens a slot restrict, or no more tokens than those."""
+        configs.check_candidates(candidates, rung, self.config.correction["name"])
+        if candidates is not None and candidates >= len(self.d2t):
+            raise ValueError(f"candidates is {candidates}: fewer than the {len(self.d2t)} tokens that this drafter drafts")
 
     def adopt(self, other: Drafter) -> None:
         """Take over another drafter's weights and draft vocabulary, to train on. ValueError if it has another shape."""

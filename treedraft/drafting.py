@@ -17,7 +17,7 @@ from treedraft.contexts._seam import State
 from treedraft.costs import Profile
 from treedraft.drafter import Drafter
 from treedraft.evaluate import builder_for
-from treedraft.trees.scorers import CandidateScorer, Scorer
+from treedraft.trees.scorers import Scorer
 from treedraft.trees.tree import TreeBatch
 
 STAGES = ("prefill", "draft", "build", "verify", "commit")
@@ -69,6 +69,10 @@ class Drafting(ABC):
     def keep(self, requests: Tensor) -> None:
         """Go on with these requests alone, in this order."""
 
+    def among(self, chosen: Sequence[int], request: int = 0) -> list[bool] | None:
+        """Whether each of these tokens was a candidate of its slot in the last round; None where all tokens are scored."""
+        return None
+
     def crossed(self) -> Crossed | None:
         """What crossed between devices since this was last asked; None where drafter and target share one."""
         return None
@@ -108,9 +112,8 @@ class Together(Drafting):
         self.state.keep(requests)
 
     def among(self, chosen: Sequence[int], request: int = 0) -> list[bool] | None:
-        """Whether each of these tokens was a candidate of its slot in the last round; None where all tokens are scored."""
-        if not isinstance(self.scorer, CandidateScorer):
+        if self.scorer is None or self.scorer.candidates is None:
             return None
-        candidates = self.scorer.tokens()[request, : len(chosen)]
+        candidates = self.scorer.candidates[request, : len(chosen)]
         tokens = torch.tensor(chosen, device=self.device)[: len(candidates), None]
         return (candidates == tokens).any(1).tolist()

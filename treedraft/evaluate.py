@@ -27,6 +27,7 @@ from treedraft.trees.best_first import BestFirst
 from treedraft.trees.builder import TreeBuilder
 from treedraft.trees.chain import Chain
 from treedraft.trees.limits import Caps, Cost, DepthCaps, GapCap
+from treedraft.trees.scorers import Scorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,8 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
         continuation = ids[active].gather(1, at[:, None] + 1 + torch.arange(depth, device=device))
         found = builder.replay(ids[active, at], scorer, continuation)
         emitted = torch.minimum(found.accepted + 1, lengths[active] - 1 - at)
-        log.append((active, found.accepted, emitted, found.nodes, found.spine))
+        ranks = torch.nn.functional.pad(found.ranks, (0, depth - found.ranks.shape[1]), value=-1)
+        log.append((active, found.accepted, emitted, found.nodes, found.spine, ranks, _among(scorer, continuation, found.accepted)))
         for name, counted in (("steps", found.steps), ("paths", found.paths)):
             if counted is not None:
                 whole = tallies.setdefault(name, counted.new_zeros((len(group), *counted.shape[1:])))
@@ -167,18 +169,28 @@ def _replay_group(drafter: Drafter, config: DecodeConfig, group: Sequence[Trajec
     return _collect(group, log, {name: whole.cpu().numpy() for name, whole in tallies.items()})
 
 
+def _among(scorer: Scorer, continuation: Tensor, accepted: Tensor) -> Tensor:
+    """Whether recorded tokens [R, D] were candidates of their slots, up to the first that was not drafted: 1 or 0, and
+    -1 beyond; [R, 0] where all tokens are scored."""
+    if scorer.candidates is None:
+        return continuation[:, :0]
+    asked = (torch.arange(continuation.shape[1], device=continuation.device) <= accepted[:, None]) & (continuation >= 0)
+    return torch.where(asked, (scorer.candidates == continuation[..., None]).any(-1), -1)
+
+
 def _collect(
     group: Sequence[Trajectory], log: Sequence[tuple[Tensor, ...]], tallies: Mapping[str, np.ndarray]
 ) -> list[Rounds]:
     if log:
-        owner, accepted, emitted, nodes, spine = (torch.cat(parts).cpu().numpy() for parts in zip(*log, strict=True))
+        owner, accepted, emitted, nodes, spine, ranks, among = (torch.cat(parts).cpu().numpy() for parts in zip(*log, strict=True))
     else:
         owner = accepted = emitted = nodes = spine = np.zeros(0, dtype=np.int64)
+        ranks = among = np.zeros((0, 0), dtype=np.int64)
     return [
         Rounds(
             prompt=item.prompt, domain=item.domain, seed=item.seed,
             accepted=accepted[owner == i], emitted=emitted[owner == i], nodes=nodes[owner == i],
-            spine=spine[owner == i], **{name: whole[i] for name, whole in tallies.items()},
+            spine=spine[owner == i], ranks=ranks[owner == i], among=among[owner == i] if among.size else None, **{name: whole[i] for name, whole in tallies.items()},
         )
         for i, item in enumerate(group)
     ]  # fmt: skip

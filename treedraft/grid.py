@@ -4,7 +4,8 @@
     target = "pocket"
     [data] [train] [drafter]            what all arms share
     [[arms]]                            lists multiply: backbone x correction x objective x seed ...; or method = "dspark"
-    [decode] mode, depth, temperature   lists multiply
+    [decode] mode, depth, temperature   lists multiply; a list of numbers is one value of caps, gap_cap and tap_layers,
+                                        a list of such lists several: caps = [[3, 2, 1], "none"]
     [evaluate]                          prompts, sampling seeds, cap; a list of contexts multiplies
     compare = [["*/attention", "*/none"], ...]
 
@@ -34,6 +35,7 @@ from treedraft.config import (
     DrafterConfig,
     TrainConfig,
     canonical,
+    check_candidates,
     parse,
     read_toml,
     short_hash,
@@ -204,8 +206,10 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
     values, target = _for_target(values, target)
     where = str(path)
     arms = list(_arms(values, target, where))
-    decodes = [parse(DecodeConfig, fields, where=f"{where} [decode]") for fields in _product(values.get("decode", {}))]
+    decodes = [_decode(fields, path) for fields in _product(values.get("decode", {}), DecodeConfig)]
     evaluates = [parse(EvaluateConfig, fields, where=f"{where} [evaluate]") for fields in _contexts(values.get("evaluate", {}))]
+    for arm, decode in itertools.product(arms, decodes):
+        check_candidates(decode.candidates, decode.scorer, str(arm.drafter.correction["name"]), where=f"{where} [decode]: ")
     cells = tuple(
         Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes for evaluate in evaluates
     )
@@ -218,7 +222,7 @@ def _arms(values: Mapping[str, Any], target: str, where: str) -> Iterator[Arm]:
     data = parse(DataConfig, values.get("data", {}), where=f"{where} [data]")
     drafts: list[tuple[str | None, DrafterConfig, TrainConfig]] = []
     for table in values.get("arms", [{}]):
-        for fields in _product({**_lists(trained), **table}):
+        for fields in _product({**_lists(trained), **table}, DrafterConfig):
             name = fields.pop("method", None)
             if name is not None:
                 fields = {**method(name), **fields}
@@ -246,10 +250,28 @@ def _component(shared: Any, own: Any) -> dict[str, Any]:
     return {**shared, **own}
 
 
-def _product(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    choices = [value if isinstance(value, list) else [value] for value in table.values()]
-    for combination in itertools.product(*choices):
+def _product(table: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
+    """The table once for every combination of the alternatives that it lists."""
+    for combination in itertools.product(*(_alternatives(key, value, kind) for key, value in table.items())):
         yield dict(zip(table, combination, strict=True))
+
+
+def _alternatives(key: str, value: Any, kind: type) -> list[Any]:
+    fields = kind.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
+    is_vector = key in fields and "tuple" in fields[key].type
+    if not isinstance(value, list) or (is_vector and all(isinstance(item, (int, float)) for item in value)):
+        return [value]
+    return value
+
+
+def _decode(fields: Mapping[str, Any], path: Path) -> DecodeConfig:
+    """A way of decoding; caps that name a file, found from the grid's folder, are what was measured there."""
+    fields = _without_none(fields)
+    if isinstance(fields.get("caps"), str):
+        from treedraft.metrics import measured_caps
+
+        fields["caps"] = measured_caps(path.parent / fields["caps"])
+    return parse(DecodeConfig, _tuples(fields), where=f"{path} [decode]")
 
 
 def _contexts(table: Mapping[str, Any]) -> list[dict[str, Any]]:

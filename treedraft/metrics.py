@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+
+from treedraft.files import read_json
 
 BOOTSTRAP_DRAWS = 10_000
 # An answer ends in a loop if its last tokens are one n-gram of at most so many tokens, so often at least, and so long in all.
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 64, 4, 24
+LEAST_SHARE = 0.02  # of the accepted drafts at a depth that makes a rank worth its node (JetSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, nodes [R] with the root.
 
-    Replay adds spine [R], the accepted drafts before the path leaves the greedy spine, and tallies [bins, 3] of drafts by
-    probability (number, summed probability, accepted): `steps` of those below accepted nodes, by q under their parent;
-    `paths` of all drafts of a tree, by q of their path.
+    ranks [R, A] has of every accepted draft how many of its siblings are better, -1 beyond. Replay adds spine [R], the
+    accepted drafts before the path leaves the greedy spine, and tallies [bins, 3] of drafts by probability (number, summed
+    probability, accepted): `steps` of those below accepted nodes, by q under their parent; `paths` of all drafts of a
+    tree, by q of their path. With restricted scoring `among` [R, D] says of every slot on the path, the one after the last
+    draft included, whether the target's token was a candidate there (1, 0, and -1 where nobody asked).
     """
 
     prompt: str
@@ -31,6 +37,8 @@ class Rounds:
     accepted: np.ndarray
     emitted: np.ndarray
     nodes: np.ndarray
+    ranks: np.ndarray | None = None
+    among: np.ndarray | None = None
     spine: np.ndarray | None = None
     steps: np.ndarray | None = None
     paths: np.ndarray | None = None
@@ -92,6 +100,57 @@ def spine_counts(rounds: Sequence[Rounds], depth: int) -> dict[str, list[int]] |
     return {name: where.sum(0).tolist() for name, where in found.items()}
 
 
+def rank_counts(rounds: Sequence[Rounds]) -> list[list[int]] | None:
+    """counts[d][r]: rounds whose accepted path goes from its node at depth d to the child of rank r, 0 for the best one.
+
+    Ends with the deepest node that was left so; None where ranks were not followed.
+    """
+    parts = [item.ranks for item in rounds if item.ranks is not None]
+    if not parts or len(parts) < len(rounds):
+        return None
+    size = max(part.shape[1] for part in parts), 1 + max(int(part.max(initial=0)) for part in parts)
+    counts = np.zeros(size, dtype=np.int64)
+    for part in parts:
+        which, depth = (part >= 0).nonzero()
+        np.add.at(counts, (depth, part[which, depth]), 1)
+    return counts[counts.any(1)].tolist()
+
+
+def histogram_caps(counts: Sequence[Sequence[float]], *, least: float = LEAST_SHARE) -> tuple[int, ...]:
+    """The most children of a node at each depth, so that no rank is lost which `least` of the accepted drafts there have.
+
+    `counts` are those of `rank_counts`; a depth that was never left has no cap. JetSpec counts the ranks with that share;
+    here they are counted up to the last one, which is the same where likelier ranks are better ranks.
+    """
+    caps = []
+    for row in counts:
+        total = sum(row)
+        if not total:
+            break
+        caps.append(1 + max((rank for rank, count in enumerate(row) if count >= least * total), default=0))
+    return tuple(caps)
+
+
+def measured_caps(path: Path) -> tuple[int, ...]:
+    """Caps from a JSON file with `ranks`: what `python -m treedraft.bench ranks` wrote, or the result.json of a cell.
+
+    ValueError names the file and what it lacks.
+    """
+    if not path.is_file():
+        raise ValueError(f"caps {str(path)!r}: neither numbers, as in 3,2,1, nor a file of measured ranks")
+    record = read_json(path)
+    if not isinstance(record, dict) or not record.get("ranks"):
+        raise ValueError(f"{path} has no ranks of accepted drafts to make caps from: python -m treedraft.bench ranks writes them")
+    return histogram_caps(record["ranks"], least=record.get("least", LEAST_SHARE))
+
+
+def candidate_recall(rounds: Sequence[Rounds]) -> float | None:
+    """Share of the slots asked about whose token was a candidate; None where scoring was not restricted."""
+    parts = [item.among for item in rounds if item.among is not None]
+    asked = sum(int((part >= 0).sum()) for part in parts)
+    return sum(int((part == 1).sum()) for part in parts) / asked if asked else None
+
+
 def tallied(parts: Sequence[np.ndarray | None]) -> dict[str, list[float]] | None:
     """Tallies [bins, 3] of probabilities added up, by name; None unless every part has one."""
     known = [part for part in parts if part is not None]
@@ -112,6 +171,8 @@ def summary(rounds: Sequence[Rounds], depth: int) -> dict[str, object]:
         "tau_by_domain": {domain: tau([item for item in rounds if item.domain == domain]) for domain in domains},
         "survival": survival(rounds, depth).round(6).tolist(),
         "spine": spine_counts(rounds, depth),
+        "ranks": rank_counts(rounds),
+        "candidate_recall": candidate_recall(rounds),
         "steps": tallied([item.steps for item in rounds if item.num_rounds]),
         "paths": tallied([item.paths for item in rounds if item.num_rounds]),
         "prompts": len({item.prompt for item in rounds}),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from treedraft.apart import Link, begin
 from treedraft.config import Acceptance, DecodeConfig, Sampling
@@ -26,17 +27,17 @@ from treedraft.targets.generate import plain
 from treedraft.targets.hf import Target
 from treedraft.targets.sampling import Sampler
 from treedraft.trees import rules
-from treedraft.trees.accept import accept
+from treedraft.trees.accept import accept, ranks_of
 from treedraft.trees.drawn import DrawnTree, draw_tree
-from treedraft.trees.tree import DraftTree
+from treedraft.trees.tree import DraftTree, TreeBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: its tree, the accepted path (node indices, root first) and how many of its tokens were emitted.
 
-    With restricted scoring, for every slot on the path whether the target's token was among the candidates there (None
-    where the drafter sits behind a link: candidates do not cross). With a drafter on another device, the bytes that crossed.
+    With restricted scoring, for every slot on the path whether the target's token was among the candidates there. With a
+    drafter on another device, the bytes that crossed.
     """
 
     tree: DraftTree
@@ -62,6 +63,7 @@ class Generation:
     crossed: Crossed | None = None
 
     def counts(self, *, prompt: str = "", domain: str = "", seed: int = 0) -> Rounds:
+        among = [torch.tensor(item.among_candidates) for item in self.rounds if item.among_candidates is not None]
         return Rounds(
             prompt=prompt,
             domain=domain,
@@ -69,18 +71,31 @@ class Generation:
             accepted=np.array([len(item.path) - 1 for item in self.rounds], dtype=np.int64),
             emitted=np.array([item.emitted for item in self.rounds], dtype=np.int64),
             nodes=np.array([len(item.tree) for item in self.rounds], dtype=np.int64),
+            ranks=self._ranks(),
+            among=pad_sequence([part.long() for part in among], True, -1).numpy() if among else None,
         )
+
+    def _ranks(self) -> np.ndarray:
+        if not self.rounds:
+            return np.zeros((0, 0), dtype=np.int64)
+        paths = pad_sequence([torch.tensor(item.path) for item in self.rounds], True, -1)
+        return ranks_of(TreeBatch.of([item.tree for item in self.rounds]), paths.to(self.rounds[0].tree.tokens.device)).numpy(force=True)
 
     @property
     def tau(self) -> float:
         return tau([self.counts()])
 
 
+_BLUR = 8  # characters at most that text has otherwise where decoding begins or ends between tokens
+_MARK = "\ufffd"  # stands for bytes that are no character yet
+
+
 class Stopper:
     """Takes tokens one by one and says when to stop: end-of-text, the earliest completed stop string, or the cap.
 
     They are tried in this order. The same object cuts plain and speculative decoding, so a block is cut anywhere
-    exactly as single tokens are.
+    exactly as single tokens are. A stop string that a token completes lies in the tail of the text, so that a token costs
+    the decoding of a few, however many came before.
     """
 
     def __init__(self, target: Target, *, max_new_tokens: int, stop: Sequence[str] = ()) -> None:
@@ -90,6 +105,8 @@ class Stopper:
         self.stop = [text for text in stop if text]
         self.ids: list[int] = []
         self.reason: str | None = "length" if max_new_tokens == 0 else None
+        self._reach = max(map(len, self.stop), default=0) + _BLUR
+        self._start = 0  # of the tail
 
     def take(self, tokens: Sequence[int]) -> int:
         """Emit tokens until something stops; returns how many were emitted."""
@@ -110,11 +127,27 @@ class Stopper:
     def _why(self) -> str | None:
         if self.ids[-1] in self.target.eos_token_ids:
             return "end of text"
-        if self.stop:
-            text = self.target.decode(self.ids)
-            if any(stop in text for stop in self.stop):
-                return "stop string"
+        if self.stop and self._has_stop(self._tail()) and self._has_stop(self.target.decode(self.ids)):
+            return "stop string"
         return "length" if len(self.ids) >= self.max_new_tokens else None
+
+    def _has_stop(self, text: str) -> bool:
+        return any(stop in text for stop in self.stop)
+
+    def _tail(self) -> str:
+        """The end of the text, with at least `_reach` characters where there are so many; begins later as it gets long."""
+        tail = self.target.decode(self.ids[self._start :])
+        if len(tail) > 4 * self._reach and not any(_MARK in stop for stop in self.stop):
+            middle = (self._start + len(self.ids)) // 2
+            cut = next((place for place in range(middle, self._start, -1) if self._begins(place)), self._start)
+            if len(self.target.decode(self.ids[cut:]).replace(_MARK, "")) >= self._reach:
+                self._start = cut
+        return tail
+
+    def _begins(self, place: int) -> bool:
+        """Whether a token is text of its own, and no part of a character that an earlier one began."""
+        text = self.target.decode(self.ids[place : place + 1])
+        return bool(text) and _MARK not in text
 
 
 @torch.inference_mode()
@@ -218,7 +251,7 @@ class _Step:
             room = target.max_length - 1 - length
             chosen = [*(tokens[node] for node in path[1:]), bonus]
             count = self.stopper.take(chosen[:room])
-        found = self.drafting.among(chosen) if isinstance(self.drafting, Together) else None
+        found = self.drafting.among(chosen)
         return Round(tree=tree.lasting(), path=path, emitted=count, among_candidates=found, crossed=self.drafting.crossed())
 
     def _draw(self, anchor: int, depth: int, length: int) -> DrawnTree:

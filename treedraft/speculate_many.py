@@ -16,7 +16,7 @@ from treedraft.apart import Link, begin
 from treedraft.config import DecodeConfig, Sampling
 from treedraft.costs import Profile
 from treedraft.drafter import Drafter
-from treedraft.drafting import Crossed, Ledger, Together
+from treedraft.drafting import Crossed, Ledger
 from treedraft.speculate import Generation, Round, Stopper
 from treedraft.targets.batch import Requests
 from treedraft.targets.hf import Target
@@ -161,7 +161,7 @@ class _Group:
             room = self.target.max_length - 1 - lengths[place]
             chosen = [*tree.tokens[path[1:]].tolist(), bonus]
             count = row.stopper.take(chosen[:room])
-            found = self.drafting.among(chosen, place) if isinstance(self.drafting, Together) else None
+            found = self.drafting.among(chosen, place)
             row.answer.rounds.append(
                 Round(tree=tree.lasting(), path=path, emitted=count, among_candidates=found, crossed=share)
             )

@@ -31,14 +31,14 @@ def small_tree(tokens: list[int], parents: list[int] = SMALL) -> DraftTree:
     return DraftTree(tokens=torch.tensor(tokens), parents=torch.tensor(parents), depths=depths, scores=-depths.double())
 
 
-def random_tree(num_nodes: int, vocab: int, seed: int) -> DraftTree:
-    """Any parents, siblings with different tokens (a node that would be a twin is left out)."""
+def random_tree(num_nodes: int, vocab: int, seed: int, *, twins: bool = False) -> DraftTree:
+    """Any parents, siblings with different tokens (without `twins` a node that would be one is left out)."""
     generator = torch.Generator().manual_seed(seed)
     parents, tokens = [-1], [0]
     for node in range(1, num_nodes):
         parent = int(torch.randint(max(0, node - 4), node, (), generator=generator)) % len(parents)
         token = int(torch.randint(vocab, (), generator=generator))
-        if (parent, token) not in zip(parents, tokens, strict=True):
+        if twins or (parent, token) not in zip(parents, tokens, strict=True):
             parents.append(parent)
             tokens.append(token)
     return small_tree(tokens, parents)
@@ -72,11 +72,28 @@ def walk(tree: DraftTree, choices: torch.Tensor) -> tuple[list[int], int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(num_nodes=st.integers(1, 40), vocab=st.integers(1, 5), seed=st.integers(0, 10**6))
-def test_equals_the_naive_walk(num_nodes: int, vocab: int, seed: int) -> None:
-    tree = random_tree(num_nodes, vocab, seed)
+@given(num_nodes=st.integers(1, 40), vocab=st.integers(1, 5), seed=st.integers(0, 10**6), twins=st.booleans())
+def test_equals_the_naive_walk(num_nodes: int, vocab: int, seed: int, twins: bool) -> None:
+    tree = random_tree(num_nodes, vocab, seed, twins=twins)
     choices = torch.randint(vocab, (len(tree),), generator=torch.Generator().manual_seed(seed + 1))
     assert walk(tree, choices) == accept_naive(tree, choices)
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_nodes=st.integers(1, 30), vocab=st.integers(1, 3), seed=st.integers(0, 10**6))
+def test_twins_lose_no_branch(num_nodes: int, vocab: int, seed: int) -> None:
+    """A tree with twins accepts what the tree without them does, and its path is a path."""
+    tree = random_tree(num_nodes, vocab, seed, twins=True)
+    spelt = [tuple(tree.tokens[tree.path_to(node)[1:]].tolist()) for node in range(len(tree))]
+    record = tuple(torch.randint(vocab, (num_nodes + 1,), generator=torch.Generator().manual_seed(seed + 1)).tolist())
+    path, after = accept(tree, lambda path: record[len(path) - 1])
+    assert len(path) - 1 == max(len(tokens) for tokens in spelt if tokens == record[: len(tokens)])
+    assert path == tree.path_to(path[-1]) and spelt[path[-1]] == record[: len(path) - 1] and after == record[len(path) - 1]
+
+
+def test_a_child_of_the_second_twin_is_found() -> None:
+    tree = small_tree([0, 4, 4, 5, 6], [-1, 0, 0, 1, 2])
+    assert accept(tree, lambda path: (4, 6, 9)[len(path) - 1]) == ([0, 2, 4], 9)
 
 
 @settings(max_examples=100, deadline=None)

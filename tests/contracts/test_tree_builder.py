@@ -22,7 +22,7 @@ from treedraft.trees import builder_names, load_builder
 from treedraft.trees.accept import accept_batch
 from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
-from treedraft.trees.limits import Cost, DepthCaps, GapCap, histogram_caps
+from treedraft.trees.limits import Cost, DepthCaps, GapCap
 from treedraft.trees.naive import heap_build
 from treedraft.trees.scorers import Lanes, MarginalScorer, Scorer
 from treedraft.trees.tree import DraftTree
@@ -227,7 +227,6 @@ def test_a_frontier_as_wide_as_the_tree_changes_nothing() -> None:
 
 
 def test_caps() -> None:
-    assert histogram_caps([[8, 1, 1, 0], [99, 1, 0, 0], [0, 0, 0, 0]]).caps == (3, 1, 4)
     log_q = np.array([[-0.01, -5.0, -6.0, -7.0], [-1.0, -1.0, -1.4, -1.6], [0.0, -np.inf, -np.inf, -np.inf]])
     slots = np.array([0, 1, 2])
     assert GapCap(beta=2.0, g0=1.0)(slots, log_q).tolist() == [1, 4, 1]

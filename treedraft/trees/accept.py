@@ -16,14 +16,28 @@ def accept(tree: DraftTree, choose: Callable[[list[int]], int]) -> tuple[list[in
     """Node indices of the accepted path, root first, and the target's token after it (sampler match).
 
     `choose(path)` is what plain decoding emits after the last node of a path: one draw a node, shared by its children,
-    of which the one that carries it is followed. It is asked of the nodes on the path alone.
+    of which the one that carries it is followed. It is asked of the nodes on the path alone, and nothing is done for any
+    other node but to look for a token. Twins, nodes with one parent and one token, share their children as well.
     """
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
-    child_of = {edge: node for node, edge in enumerate(zip(parents, tokens, strict=True))}
+
+    def twins(one: int, other: int) -> bool:
+        """Whether two nodes are one, or end the same tokens."""
+        while one != other:
+            if tokens[one] != tokens[other] or 0 in (one, other):
+                return False
+            one, other = parents[one], parents[other]
+        return True
+
     path = [0]
-    while (child := child_of.get((path[-1], token := choose(path)))) is not None:
-        path.append(child)
-    return path, token
+    while True:
+        token, child = choose(path), path[-1]
+        try:
+            while not twins(parents[child := tokens.index(token, child + 1)], path[-1]):
+                pass
+        except ValueError:
+            return path, token
+        path = [*path, child] if parents[child] == path[-1] else tree.path_to(child)
 
 
 class Followed(NamedTuple):
@@ -60,17 +74,19 @@ def follow(trees: TreeBatch, continuation: Tensor) -> Followed:
     return Followed(paths=paths, accepted=num_accepted, reached=reached, judged=judged)
 
 
-def spine_length(trees: TreeBatch, paths: Tensor) -> Tensor:
-    """Of every path [R, P], root first and -1 beyond, how many drafts precede its first step off the greedy spine: [R].
+def ranks_of(trees: TreeBatch, paths: Tensor) -> Tensor:
+    """Of every draft of paths [R, A + 1], root first and -1 beyond, how many siblings are better: [R, A], -1 beyond.
 
-    The greedy spine is the best child of the best child ... of the root: what a chain drafts. Siblings stand in the tree
-    best first, so that the best child is the one with the lowest number.
+    Siblings stand in the tree best first. The greedy spine is the path of ranks 0: what a chain drafts.
     """
-    nodes = torch.arange(trees.parents.shape[1], device=paths.device).expand_as(trees.parents)
-    best = torch.full_like(trees.parents, trees.parents.shape[1])
-    best.scatter_reduce_(1, trees.parents[:, 1:].clamp(min=0), nodes[:, 1:], "amin")
-    follows = best.gather(1, paths[:, :-1].clamp(min=0)) == paths[:, 1:]
-    return follows.cumprod(1).sum(1)
+    node, parent = paths[:, 1:, None], paths[:, :-1, None]
+    before = torch.arange(trees.parents.shape[1], device=paths.device) < node
+    return ((trees.parents[:, None] == parent) & before).sum(2).masked_fill(paths[:, 1:] < 0, -1)
+
+
+def spine_length(ranks: Tensor) -> Tensor:
+    """Drafts that precede a path's first step off the greedy spine, [R, A] -> [R]."""
+    return (ranks == 0).cumprod(1).sum(1)
 
 
 def _reached(agrees: Tensor, parents: Tensor) -> Tensor:

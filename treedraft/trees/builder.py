@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from treedraft.trees.accept import follow, spine_length
+from treedraft.trees.accept import follow, ranks_of, spine_length
 from treedraft.trees.calibration import tally
 from treedraft.trees.scorers import Scorer
 from treedraft.trees.tree import TreeBatch
@@ -18,6 +18,7 @@ class Replayed(NamedTuple):
 
     accepted: Tensor  # int64 [R] drafts
     nodes: Tensor  # int64 [R], the root included
+    ranks: Tensor  # int64 [R, A]: of every accepted draft, how many of its siblings are better; -1 beyond
     spine: Tensor  # int64 [R]: the accepted drafts before the path leaves the greedy spine
     steps: Tensor  # float64 [R, bins, 3], see `calibration.tally`: drafts below accepted nodes, by q under their parent
     paths: Tensor | None  # the same of all drafts, by q of their path; None if not all of them were drafted
@@ -43,5 +44,7 @@ class TreeBuilder(ABC):
         request, node = (found.judged & found.reached.gather(1, parents)).nonzero(as_tuple=True)
         step = trees.scores[request, node] - trees.scores[request, parents[request, node]]
         steps = tally(step, found.reached[request, node], request, len(anchor))
-        spine = spine_length(trees, found.paths)
-        return Replayed(accepted=found.accepted, nodes=trees.num_nodes, spine=spine, steps=steps, paths=paths)
+        ranks = ranks_of(trees, found.paths)
+        return Replayed(
+            accepted=found.accepted, nodes=trees.num_nodes, ranks=ranks, spine=spine_length(ranks), steps=steps, paths=paths
+        )

@@ -69,7 +69,8 @@ class Chain(TreeBuilder):
         log_q, came_true, owner = map(torch.cat, zip(*judged, strict=True)) if judged else _nothing(anchor)
         steps = tally(log_q, came_true, owner, len(anchor))
         nodes = torch.full_like(accepted, depth + 1)
-        return Replayed(accepted=accepted, nodes=nodes, spine=accepted, steps=steps, paths=None)
+        ranks = torch.where(torch.arange(depth, device=anchor.device) < accepted[:, None], 0, -1)
+        return Replayed(accepted=accepted, nodes=nodes, ranks=ranks, spine=accepted, steps=steps, paths=None)
 
 
 def _nothing(anchor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

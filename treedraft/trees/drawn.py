@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from treedraft import noise
 from treedraft.trees.chain import usable_depth
 from treedraft.trees.scorers import Lanes, Scorer
-from treedraft.trees.tree import DraftTree
+from treedraft.trees.tree import PADDING, DraftTree
 
 DRAFTING = 1  # keeps drafting apart from what else is drawn at a position
 
@@ -63,52 +64,43 @@ def draw_tree(
     if min(widths, default=0) < 1:
         raise ValueError(f"widths {tuple(widths)} of a drawn tree: at least 1 a level")
     depth = usable_depth(len(widths), scorer)
-    tokens, parents, depths, scores = [anchor], [-1], [0], [0.0]
-    attempts: list[list[int]] = [[]]
-    rows: list[Tensor] = []
-    law_of = [-1]
     # Nodes above the last level, if no token comes twice.
     scorer.start(max(1, sum(math.prod(widths[:level]) for level in range(depth))))
-    level = [0]
+    tokens, parents, scores = [np.array([anchor])], [np.array([-1])], [np.zeros(1)]
+    attempts: list[list[int]] = []
+    laws: list[Tensor] = []
+    first = 0  # node of the level
     for slot, width in zip(range(depth), widths, strict=True):
-        nodes = torch.tensor(level, device=device)
-        expansion_of = {node: len(rows) + place for place, node in enumerate(level)}
-        lanes = Lanes(
-            request=torch.zeros_like(nodes),
-            slot=torch.full_like(nodes, slot),
-            token=torch.tensor([tokens[node] for node in level], device=device),
-            expansion=torch.tensor([expansion_of[node] for node in level], device=device),
-            parent=torch.tensor([law_of[parents[node]] if node else -1 for node in level], device=device),
+        # Nodes are numbered level by level, and all above the last are expanded: an expansion has its node's number.
+        nodes = np.arange(first, first + len(tokens[-1]))
+        lanes = torch.from_numpy(np.stack((np.full_like(nodes, slot), tokens[-1], nodes, parents[-1]))).to(device)
+        log_q = scorer.expand(
+            Lanes(request=torch.zeros_like(lanes[0]), slot=lanes[0], token=lanes[1], expansion=lanes[2], parent=lanes[3], deepest=slot)
         )
-        log_q = torch.log_softmax(scorer.expand(lanes).double() / temperature, -1)
-        drawn = _draw(log_q, width, replacement, seed, position + slot + 1, nodes)
+        log_q = torch.log_softmax(log_q.double() / temperature, -1)
+        columns = _draw(log_q, width, replacement, seed, position + slot + 1, torch.from_numpy(nodes))
         ids = scorer.token_ids(torch.arange(log_q.shape[1], device=log_q.device))
-        rows += list(log_q.new_zeros((len(level), vocab_size)).index_add_(1, ids, log_q.exp()))
-        following = []
-        for place, node in enumerate(level):
-            law_of[node] = expansion_of[node]
-            child_of: dict[int, int] = {}
-            for column in drawn[place].tolist():
-                token = int(ids[column])
-                if token not in child_of:
-                    child_of[token] = len(tokens)
-                    following.append(len(tokens))
-                    tokens.append(token)
-                    parents.append(node)
-                    depths.append(slot + 1)
-                    scores.append(scores[node] + float(log_q[place, column]))
-                    attempts.append([])
-                    law_of.append(-1)
-                attempts[node].append(child_of[token])
-        level = following
-    tree = DraftTree(
-        tokens=torch.tensor(tokens),
-        parents=torch.tensor(parents),
-        depths=torch.tensor(depths),
-        scores=torch.tensor(scores, dtype=torch.float64),
+        laws.append(log_q.new_zeros((len(nodes), vocab_size)).index_add_(1, ids, log_q.exp()))
+        drawn, gained = ids[columns].numpy(force=True), log_q.gather(1, columns).numpy(force=True)
+        twin = (drawn[:, :, None] == drawn[:, None]).argmax(2)  # the first attempt that drew the same
+        new = twin == np.arange(drawn.shape[1])
+        first += len(nodes)
+        children = first + new.cumsum().reshape(new.shape) - 1
+        place, attempt = new.nonzero()
+        attempts += children[np.arange(len(nodes))[:, None], twin].tolist()
+        tokens.append(drawn[place, attempt])
+        parents.append(nodes[place])
+        scores.append(scores[-1][place] + gained[place, attempt])
+    sizes = [len(level) for level in tokens]
+    nodes = torch.arange(sum(sizes))
+    fields = (tokens, parents, [np.repeat(np.arange(len(sizes)), sizes)], scores)
+    tree = DraftTree(**{name: torch.from_numpy(np.concatenate(parts)) for name, parts in zip(PADDING, fields, strict=True)})
+    return DrawnTree(
+        tree=tree,
+        attempts=[*attempts, *([] for _ in range(sizes[-1]))],
+        laws=torch.cat(laws),
+        law_of=torch.where(nodes < first, nodes, -1),
     )
-    laws = torch.stack(rows) if rows else torch.zeros((0, vocab_size), dtype=torch.float64)
-    return DrawnTree(tree=tree, attempts=attempts, laws=laws, law_of=torch.tensor(law_of))
 
 
 def _draw(log_q: Tensor, width: int, replacement: bool, seed: int, position: int, nodes: Tensor) -> Tensor:

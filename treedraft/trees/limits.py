@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -21,7 +20,7 @@ class Caps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthCaps:
-    """A cap a depth, that of the root first; deeper nodes have no cap."""
+    """A cap a depth, that of the root first; deeper nodes have no cap. From a measurement: `metrics.histogram_caps`."""
 
     caps: tuple[int, ...]
 
@@ -31,20 +30,6 @@ class DepthCaps:
 
     def __call__(self, slot: ndarray, log_q: ndarray) -> ndarray:
         return np.array([*self.caps, log_q.shape[1]])[slot.clip(max=len(self.caps))]
-
-
-def histogram_caps(counts: Sequence[Sequence[float]], *, least: float = 0.02) -> DepthCaps:
-    """Caps from how often the accepted child of a node at depth d had rank r, `counts[d][r]` (JetSpec).
-
-    A depth keeps as many children as there are ranks with at least the share `least`, one at least; a depth that was
-    never seen keeps as many as there are ranks.
-    """
-    widest = max((len(row) for row in counts), default=1)
-    caps = []
-    for row in counts:
-        total = sum(row)
-        caps.append(max(1, sum(count / total >= least for count in row)) if total else widest)
-    return DepthCaps(caps=tuple(caps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

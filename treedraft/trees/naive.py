@@ -92,14 +92,18 @@ def _rate(cost: Cost, gain: float, num_expanded: int, num_levels: int, num_nodes
 
 
 def accept_naive(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int]:
-    """Accepted path, root first, and the token after it: walk down while a child is the choice [N] after its parent."""
+    """Accepted path, root first, and the token after it: walk down while a child is the choice [N] after its parent.
+
+    Twins lead on side by side; the choice is that of the first node there is.
+    """
     tokens, choices, children = tree.tokens.tolist(), target_tokens.tolist(), tree.children()
-    path = [0]
+    paths = [[0]]
     while True:
-        agreeing = [child for child in children[path[-1]] if tokens[child] == choices[path[-1]]]
-        if not agreeing:
-            return path, choices[path[-1]]
-        path.append(agreeing[0])
+        token = choices[paths[0][-1]]
+        longer = [[*path, child] for path in paths for child in children[path[-1]] if tokens[child] == token]
+        if not longer:
+            return paths[0], token
+        paths = sorted(longer, key=lambda path: path[-1])
 
 
 def spine_naive(tree: DraftTree, path: list[int]) -> int:

@@ -37,6 +37,7 @@ class Scorer(Protocol):
     width_limit: int  # number of usable draft tokens; the fan-out of a tree is clipped to it
     depth: int  # D, number of drafted slots
     num_requests: int  # R
+    candidates: Tensor | None = None  # target token ids [R, D, M] that may be drafted in a slot, None: all
 
     def start(self, capacity: int) -> None:
         """Forget the last tree and make room for `capacity` expansions a request."""
@@ -151,7 +152,9 @@ class ConditionalScorer(Scorer):
         for slot in range(self.depth):
             laws.append(self.expand(chain_lanes(request, slot, token, self.depth)))
             token = self.token_ids(top_children(laws[-1], 1)[0][:, 0])
-        return MarginalScorer(torch.stack(laws, 1), self.d2t)
+        scorer = MarginalScorer(torch.stack(laws, 1), self.d2t)
+        scorer.width_limit, scorer.candidates = self.width_limit, self.candidates
+        return scorer
 
 
 class CandidateScorer(ConditionalScorer):
@@ -170,10 +173,7 @@ class CandidateScorer(ConditionalScorer):
         self.columns = logits.topk(self.width_limit).indices.sort(-1).values
         outside = logits.scatter(-1, self.columns, -torch.inf)
         self.log_rest = outside.logsumexp(-1)  # -inf if there is nothing else
-
-    def tokens(self) -> Tensor:
-        """Target token ids of the candidates, [R, D, M]."""
-        return self.d2t[self.columns]
+        self.candidates = d2t[self.columns]
 
     def expand(self, lanes: Lanes) -> Tensor:
         columns, log_q = self._laws(lanes)

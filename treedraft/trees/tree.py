@@ -44,10 +44,10 @@ class DraftTree:
 
     def path_to(self, node: int) -> list[int]:
         """Node indices from the root to `node`, both included."""
-        parents = self.parents.tolist()
-        path = [node]
-        while parents[path[-1]] >= 0:
-            path.append(parents[path[-1]])
+        parents, path = self.parents.numpy(force=True), []
+        while node >= 0:
+            path.append(node)
+            node = int(parents[node])
         return path[::-1]
 
     def children(self) -> list[list[int]]:
