@@ -148,6 +148,24 @@ def test_acceptance_is_what_theory_says() -> None:
     assert max(gains) > 0.01
 
 
+@pytest.mark.parametrize("draft_temperature", [0.0, 0.5, 2.0])
+def test_sampler_match_is_lossless_however_drafts_are_chosen(draft_temperature: float) -> None:
+    """Greedy or drawn at another temperature than the target's: the law stays, what is accepted is sum p q."""
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5], dtype=torch.float64)
+    p = logits.softmax(-1)
+    q = (logits / draft_temperature).softmax(-1) if draft_temperature else torch.eye(4, dtype=torch.float64)[0]
+
+    def verify(dice: Tape) -> tuple[int, ...]:
+        tree = draw(lambda _: q, 4, (1, 1), dice).tree
+        path, after = accept(tree, lambda _: dice.pick(p))
+        return (*tree.tokens[path[1:]].tolist(), after)
+
+    assert distance(lambda _: p, 4, 3, verify) < 1e-12
+    kept = float((p * q).sum())
+    length = sum(length * weight for length, weight in law_of(lambda dice: len(verify(dice))).items())
+    assert length == pytest.approx(1 + kept + kept**2, abs=1e-12)
+
+
 def test_the_lossy_rule_is_lossy_and_marked() -> None:
     p, q = laws(4, 0), laws(4, 50)
     assert distance(p, 4, 2, round_with("typical", p, q, 4, (1,))) > 0.01
