@@ -1,4 +1,4 @@
-"""What every test may use: two tiny targets, and a runs folder that is not the user's."""
+"""What every test may use: two tiny targets, one that is a table, and a runs folder that is not the user's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.enumerate import laws
+from tests.kit import TableTarget
 from treedraft.targets import load_target
 
 if TYPE_CHECKING:
@@ -53,3 +55,9 @@ def tiny() -> Target:
 def tiny64() -> Target:
     """The same in fp64, where equal means equal."""
     return load_target("tiny", dtype=torch.float64)
+
+
+@pytest.fixture
+def table() -> TableTarget:
+    """A target of four tokens whose next one has a random law by history."""
+    return TableTarget(laws(4, 0), 4)

@@ -1,13 +1,20 @@
-"""Every outcome of a random procedure with its exact probability: its decisions are replayed along all branches."""
+"""Every outcome of a random procedure with its exact probability: its decisions are replayed along all branches.
+
+And the laws of table models, which is what such probabilities are held against.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 Result = TypeVar("Result", bound=Hashable)
+Laws = Callable[[tuple[int, ...]], Tensor]  # tokens so far -> law [V] of the next
 
 
 class Tape:
@@ -50,3 +57,41 @@ def law_of(run: Callable[[Tape], Result]) -> dict[Result, float]:
     for result, weight in outcomes(run):
         law[result] = law.get(result, 0.0) + weight
     return law
+
+
+def laws(vocab: int, seed: int, *, zeros: bool = False, greedy: bool = False) -> Laws:
+    """A random law a history; with `zeros` some ids cannot be, with `greedy` all but one."""
+
+    @functools.cache
+    def law(path: tuple[int, ...]) -> Tensor:
+        row = 1 + seed
+        for token in path:
+            row = (row * 1_000_003 + token + 1) % (2**31 - 1)
+        generator = torch.Generator().manual_seed(row)
+        logits = 1.5 * torch.randn(vocab, generator=generator, dtype=torch.float64)
+        if zeros:
+            hole = torch.rand(vocab, generator=generator) < 0.4
+            hole[int(torch.randint(vocab, (), generator=generator))] = False
+            logits = logits.masked_fill(hole, -torch.inf)
+        return torch.eye(vocab, dtype=torch.float64)[int(logits.argmax())] if greedy else logits.softmax(-1)
+
+    return law
+
+
+def distance(p: Laws, vocab: int, length: int, verify: Callable[[Tape], tuple[int, ...]]) -> float:
+    """Largest error of the law of the first `length` tokens, what a round did not emit drawn plainly after it."""
+
+    def run(dice: Tape) -> tuple[int, ...]:
+        emitted = verify(dice)
+        while len(emitted) < length:
+            emitted = (*emitted, dice.pick(p(emitted)))
+        return emitted[:length]
+
+    got = law_of(run)
+    errors = []
+    for path in itertools.product(range(vocab), repeat=length):
+        expected = 1.0
+        for place, token in enumerate(path):
+            expected *= float(p(path[:place])[token])
+        errors.append(abs(got.get(path, 0.0) - expected))
+    return max(errors)

@@ -1,12 +1,12 @@
-"""What holds for any tree, prompt, drafter, cap and stop, drawn by hypothesis; tiny targets in float64.
+"""What holds for any tree, prompt, drafter, cap and stop, drawn by hypothesis; tiny targets and tables in float64.
 
-The invariants that need a table or an enumeration are with their contract: shapes, siblings, optimal admission and the
-heap in contracts/test_tree_builder.py, laws of acceptance rules in contracts/test_rules.py and test_accept.py, noise in
-test_noise.py, training in test_training.py.
+Others are with their contract: shapes, siblings, optimal admission and the heap in contracts/test_tree_builder.py, laws
+of the rules that draw their drafts in contracts/test_rules.py, noise in test_noise.py, training in test_training.py.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.tree_tables import LAWS, random_scorer
+from tests.enumerate import Tape, distance, laws
+from tests.kit import TableDrafter, TableTarget, adversary, oracle, script, scripted, warped
 from tests.tiny_drafters import make_drafter
 from treedraft import metrics
-from treedraft.config import DecodeConfig, Sampling
+from treedraft.config import Acceptance, DecodeConfig, Sampling
 from treedraft.drafter import Drafter
 from treedraft.speculate import Generation, generate, generate_plain
 from treedraft.speculate_many import generate_many
 from treedraft.targets import tiny as tiny_module
 from treedraft.targets.hf import Target
-from treedraft.trees.accept import accept_batch
+from treedraft.targets.sampling import Sampler
+from treedraft.trees.accept import accept, accept_batch
 from treedraft.trees.best_first import BestFirst
+from treedraft.trees.chain import Chain
 from treedraft.trees.mask import ancestor_mask, depths_of
 
 slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -33,9 +37,21 @@ slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 # The parent of node i + 1 is entry i, cut to a node before it.
 parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(min(up, i) for i, up in enumerate(ups))])
 prompts = st.lists(st.integers(0, 60), min_size=1, max_size=30)
+
+def maybe(values: st.SearchStrategy) -> st.SearchStrategy:
+    return st.none() | values
+
+
+limits = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"caps": st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple)}),
+    st.fixed_dictionaries({"gap_cap": st.tuples(st.floats(0.1, 3), st.floats(0, 2))}),
+)
 configs = st.builds(
-    DecodeConfig, mode=st.sampled_from(["chain", "tree"]), depth=st.integers(1, 5), width=st.integers(1, 8),
-    budget=st.integers(1, 48), admit=st.sampled_from(["fanout", "pop"]),
+    lambda limit, **fields: DecodeConfig(**limit, **fields), limits, mode=st.sampled_from(["chain", "tree"]),
+    depth=st.integers(1, 5), width=st.integers(1, 8), budget=st.integers(1, 48), admit=st.sampled_from(["fanout", "pop"]),
+    scorer=st.sampled_from(["marginal", "per_depth", "conditional"]), count_root=st.booleans(), frontier=maybe(st.integers(1, 4)),
+    candidates=maybe(st.integers(1, 12)),
 )  # fmt: skip
 drafters = st.tuples(st.sampled_from(["none", "markov", "attention"]), st.integers(0, 3))
 
@@ -175,6 +191,126 @@ def test_19_counts_do_not_depend_on_how_rounds_are_grouped(rows: list[int], cuts
     assert 1 + survived.sum() == pytest.approx(metrics.tau(whole)) and (np.diff(survived) <= 0).all()
 
 
+# -- 9: bounds ----------------------------------------------------------------------------------------------------------
+
+
+def reach_of(config: DecodeConfig) -> int:
+    """How deep a path goes where every node has one child."""
+    return config.depth if config.mode == "chain" else min(config.depth, config.budget - config.count_root)
+
+
+@settings(max_examples=20, deadline=None)
+@given(config=configs, vocab=st.integers(2, 8), seed=st.integers(0, 10**6), prompt=st.lists(st.integers(0, 1), min_size=1, max_size=4),
+       temperature=st.sampled_from([0.0, 0.8]))  # fmt: skip
+def test_9_an_oracle_commits_a_path_and_the_bonus_an_adversary_one_token(
+    config: DecodeConfig, vocab: int, seed: int, prompt: list[int], temperature: float
+) -> None:
+    target, rounds = TableTarget(laws(vocab, seed), vocab), 3
+    options: dict[str, Any] = {"sampling": Sampling(temperature=temperature), "seed": seed, "max_new_tokens": 1 + rounds * (reach_of(config) + 1)}
+    plain = generate_plain(target, prompt, **options).ids
+    further = generate_plain(target, prompt, **{**options, "max_new_tokens": 40}).ids
+    best, worst = (generate(target, drafter(target, [*prompt, *further]), prompt, config=config, **options) for drafter in (oracle, adversary))
+    assert best.ids == worst.ids == plain
+    assert [item.emitted for item in best.rounds] == [reach_of(config) + 1] * rounds
+    assert [item.emitted for item in worst.rounds] == [1] * (len(plain) - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(law=st.sampled_from(["smooth", "ties", "holes", "flat"]), conditional=st.booleans(), seed=st.integers(0, 10**6), vocab=st.integers(1, 5),
+       depth=st.integers(1, 5), width=st.integers(1, 5), budget=st.integers(1, 60), admit=st.sampled_from(["fanout", "pop"]))  # fmt: skip
+def test_9_a_tree_that_holds_the_chain_accepts_no_less(
+    law: str, conditional: bool, seed: int, vocab: int, depth: int, width: int, budget: int, admit: Any
+) -> None:
+    """And one that holds its first d nodes no less than a chain of depth d; with width 1 and depth + 1 nodes it is the chain."""
+    scorer = random_scorer(law, conditional=conditional, num_requests=6, depth=depth, vocab=vocab, seed=seed)
+    anchor, record = torch.arange(6), 100 + torch.randint(vocab, (6, depth), generator=torch.Generator().manual_seed(seed))
+    chain = Chain(depth=depth).build(anchor, scorer)
+    record[::2, :] = torch.where(chain.tokens[::2, 1:] >= 0, chain.tokens[::2, 1:], record[::2])  # half the records are the drafts
+    tree = BestFirst(budget=budget, width=width, depth=depth, admit=admit).build(anchor, scorer)
+    held, accepted = (accept_batch(tree, chain.tokens[:, 1:])[1], accept_batch(tree, record)[1])
+    assert (accepted >= torch.minimum(accept_batch(chain, record)[1], held)).all()
+    if width == 1 and budget == depth + 1:
+        assert torch.equal(held, chain.num_nodes - 1)
+
+
+# -- 10, 13: what is drawn ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(parents=st.lists(st.integers(0, 8), max_size=8), vocab=st.integers(2, 4), seed=st.integers(0, 10**6), greedy=st.booleans(),
+       data=st.data())  # fmt: skip
+def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
+    parents: list[int], vocab: int, seed: int, greedy: bool, data: st.DataObject
+) -> None:
+    """By enumeration; trees with twin siblings too, of which one is followed (c45)."""
+    ups = [-1, *(min(up, i) for i, up in enumerate(parents))]
+    tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(ups), max_size=len(ups))), ups)
+    p, tokens = laws(vocab, seed, greedy=greedy), tree.tokens.tolist()
+
+    def verify(dice: Tape) -> tuple[int, ...]:
+        path, after = accept(tree, lambda path: dice.pick(p(tuple(tokens[node] for node in path[1:]))))
+        return (*(tokens[node] for node in path[1:]), after)
+
+    assert distance(p, vocab, 3, verify) < 1e-12
+
+
+@settings(max_examples=20, deadline=None)
+@given(parents=parent_lists, vocab=st.integers(2, 8), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+       prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3), data=st.data())  # fmt: skip
+def test_10_sampler_match_draws_what_plain_decoding_draws(
+    parents: list[int], vocab: int, seed: int, temperature: float, prompts: list[list[int]], data: st.DataObject
+) -> None:
+    """Draw by draw under one seed, any tree below every anchor, alone and beside others."""
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(parents), max_size=len(parents)))
+    target, drafter = TableTarget(laws(vocab, seed), vocab), scripted(script(tokens, parents), vocab)
+    config = DecodeConfig(depth=max(1, int(depths_of(torch.tensor(parents)).max())), width=vocab, budget=len(parents))
+    sampling = Sampling(temperature=temperature)
+    plain = [generate_plain(target, prompt, sampling=sampling, max_new_tokens=9, seed=seed).ids for prompt in prompts]
+    options: dict[str, Any] = {"config": config, "sampling": sampling, "max_new_tokens": 9}
+    assert [generate(target, drafter, prompt, seed=seed, **options).ids for prompt in prompts] == plain
+    many = generate_many(target, drafter, prompts, batch_size=len(prompts), seeds=[seed] * len(prompts), **options)
+    assert [found.ids for found in many] == plain
+
+
+samplings = st.builds(
+    Sampling, temperature=maybe(st.floats(0.3, 2.0)), top_k=maybe(st.integers(1, 4)), top_p=maybe(st.floats(0.2, 1.0)),
+    min_p=maybe(st.floats(0.0, 0.6)), repetition_penalty=maybe(st.floats(0.7, 1.6)), frequency_penalty=maybe(st.floats(-1.0, 1.5)),
+    presence_penalty=maybe(st.floats(-1.0, 1.5)), logit_bias=st.just(()) | st.tuples(st.tuples(st.integers(0, 1), st.sampled_from([-100.0, -1.0, 2.0]))),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(sampling=samplings, config=configs, vocab=st.integers(3, 8), seed=st.integers(0, 10**6), other=st.integers(0, 10**6),
+       rule=st.sampled_from(["sampler_match", "sampler_match", "ratio", "block", "spec_infer", "sequoia", "k_seq"]))  # fmt: skip
+def test_13_a_law_is_warped_before_it_is_drawn_from(
+    sampling: Sampling, config: DecodeConfig, vocab: int, seed: int, other: int, rule: Any
+) -> None:
+    """Tokens lie in the filtered set of their own history; processors see those histories alone and keep nothing of them."""
+    rule = rule if sampling.used_temperature > 0 else "sampler_match"
+    p, prompt = laws(vocab, seed), [1, 0, 1]
+    target, drafter = TableTarget(p, vocab), TableDrafter(laws(vocab, other), vocab)
+    seen: list[tuple[int, ...]] = []
+    samplers: list[Sampler] = []
+    with pytest.MonkeyPatch.context() as patch:
+        scores, init = Sampler.scores, Sampler.__init__
+        patch.setattr(Sampler, "scores", lambda self, logits, emitted: (seen.append(tuple(emitted)), scores(self, logits, emitted))[1])
+        patch.setattr(Sampler, "__init__", lambda self, *args, **kwargs: (samplers.append(self), init(self, *args, **kwargs))[1])
+        found = generate(
+            target, drafter, prompt, config=config, sampling=sampling, acceptance=Acceptance(rule=rule, widths=(2,)), max_new_tokens=7, seed=seed
+        )
+    for place, token in enumerate(found.ids):
+        emitted = tuple(found.ids[:place])
+        assert warped(p((*prompt, *emitted)), (*prompt, *emitted), emitted, sampling)[token] > 0
+    if rule == "sampler_match":  # once a token, and of the last round some that the cap cut off
+        assert [len(emitted) for emitted in seen] == list(range(len(seen)))
+        assert seen[: len(found.ids)] == [tuple(found.ids[:place]) for place in range(len(found.ids))]
+    replayed = Sampler(sampling, prompt, seed=seed, vocab_size=vocab)
+    for place in range(len(found.ids)):
+        replayed.scores(p((*prompt, *found.ids[:place])).log(), found.ids[:place])
+    (used,) = samplers
+    assert [repr(vars(item)) for item in used.processors] == [repr(vars(item)) for item in replayed.processors]
+
+
 # -- 15, 16: the cache -------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +337,33 @@ def test_15_16_a_committed_cache_is_a_fresh_prefill(
     fresh = [store[:, :, : endless.length] for store in (*endless.cache.keys, *endless.cache.values)]
     for one, other in zip(live, fresh, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6), parents=parent_lists, path=st.lists(st.integers(-2, 26), max_size=6),
+       end=st.integers(0, 30), token=st.integers(0, 3))  # fmt: skip
+def test_16_what_is_no_path_is_refused_and_changes_nothing(
+    prompt: list[int], parents: list[int], path: list[int], end: int, token: int
+) -> None:
+    """There is no crop to get wrong: a cache goes on from its length, and what lies beyond it is written over before it is seen."""
+    target = TableTarget(laws(4, 9), 4)
+    target.prefill(prompt)
+    tokens = (token + torch.arange(len(parents))) % 4
+    target.verify(tokens, torch.tensor(parents))
+    before = target.cache.store.clone()
+    rises = all(one < other for one, other in itertools.pairwise(path))
+    if not (path and path[0] == 0 and rises and path[-1] < len(parents)):
+        with pytest.raises(ValueError, match="commit of nodes"):
+            target.commit(path)
+        assert target.length == len(prompt) and torch.equal(target.cache.store, before)
+    path = ancestor_mask(torch.tensor(parents))[end % len(parents)].nonzero().flatten().tolist()
+    target.commit(path)
+    committed = [*prompt, *tokens[path].tolist()]
+    logits = target.verify(tokens, torch.tensor(parents)).logits  # on what a longer tree left behind
+    target.prefill(committed)
+    with pytest.raises(ValueError, match="below the 0 nodes"):
+        target.commit([0])
+    assert target.length == len(committed) and torch.equal(target.verify(tokens, torch.tensor(parents)).logits, logits)
 
 
 # -- 14, 17: requests do not meet ----------------------------------------------------------------------------------------------

@@ -453,6 +453,10 @@ def test_without_a_tree_a_model_is_as_it_was(family: str) -> None:
     theirs = [model(input_ids=ids).logits, model(input_ids=ids, attention_mask=mask).logits[:, 2:]]
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert not torch.equal(ours[0][:, 2:], ours[1])
+    model.set_attn_implementation(hf.NAME)
+    # A left-padded row at its own positions is its solo run.
+    placed = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+    assert_close(placed[1, 2:], model(input_ids=torch.tensor([PROMPT])).logits[0])
 
 
 def test_a_sliding_window_is_refused() -> None:

@@ -415,14 +415,21 @@ def _words(record: dict[str, Any], rule: Rule) -> str:
         if not record.get("plain_repeats", True):
             same = "nothing to compare with: plain decoding does not repeat itself here"
         elif "first_difference" in record:
-            found = record["first_difference"]
-            tie = f", {found['units']:.1f} units of the last place between them" if "units" in found else ""
-            same += f" from token {found['place']} on{tie}"
+            same += _difference(record["first_difference"])
         plain = f"{record['plain_tokens_per_second']:.1f} tokens/s"
         if "speedup" in record:
             same += f"   speed-up {record['speedup']:.2f} x over {plain}"
         lines.append(same)
     return "\n".join(lines)
+
+
+def _difference(found: dict[str, Any]) -> str:
+    """What `speculate.audit` found, in words."""
+    where = f" from token {found['place']} on"
+    if "units" not in found:
+        return where
+    (one, other), logits = found["tokens"], found["logits"]
+    return f"{where}, {one} in place of {other} (logits {logits[0]:.4f} and {logits[1]:.4f}, {found['units']:.1f} units of the last place)"
 
 
 def _crossing(record: dict[str, Any]) -> list[str]:

@@ -369,7 +369,7 @@ def report(speculative: Generation, plain: Generation | None) -> dict[str, Any]:
 def audit(
     target: Target, prompt: Sequence[int], speculative: Generation, plain: Generation, *, greedy: bool = True
 ) -> dict[str, Any]:
-    """Where two answers part, and if they are greedy how near a tie that is: the gap of the two logits, in units of the
+    """Where two answers part, and if they are greedy how near a tie that is: the two logits and their gap, in units of the
     last place.
 
     A forward over many rows and one over one row round differently, so half precision promises no identity. A first
@@ -387,7 +387,7 @@ def audit(
     one, other = logits[tokens].tolist()
     unit = 2.0 ** math.floor(math.log2(max(abs(one), abs(other), 1e-30))) * torch.finfo(target.dtype).eps
     gap = abs(one - other)
-    return {"place": place, "tokens": tokens, "gap": gap, "units": gap / unit, "near_tie": gap <= 2 * unit}
+    return {"place": place, "tokens": tokens, "logits": [one, other], "gap": gap, "units": gap / unit, "near_tie": gap <= 2 * unit}
 
 
 def _rate(generation: Generation, decoding: float) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,32 +12,17 @@ from scipy import stats
 from torch import Tensor
 
 from tests.contracts.tree_tables import PathScorer, table
-from tests.enumerate import Tape, law_of
-from treedraft.config import LOSSY
+from tests.enumerate import Laws, Tape, distance, law_of, laws
+from treedraft.config import LOSSY, Sampling
+from treedraft.targets.sampling import Sampler
 from treedraft.trees import rules
+from treedraft.trees.accept import accept
 from treedraft.trees.drawn import DrawnTree, draw_tree
 from treedraft.trees.mask import depths_of
 from treedraft.trees.tree import DraftTree
 
 P = torch.tensor([0.45, 0.30, 0.20, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.30, 0.10, 0.20, 0.40], dtype=torch.float64)
-Laws = Callable[[tuple[int, ...]], Tensor]  # tokens after the anchor -> law of the next
-
-
-def laws(vocab: int, seed: int, *, zeros: bool = False) -> Laws:
-    """A law a path, by table; with `zeros` some ids cannot be."""
-
-    def law(path: tuple[int, ...]) -> Tensor:
-        row = sum((token + 1) * (vocab + 1) ** place for place, token in enumerate(path))
-        generator = torch.Generator().manual_seed(1000 * seed + row)
-        logits = 1.5 * torch.randn(vocab, generator=generator, dtype=torch.float64)
-        if zeros:
-            hole = torch.rand(vocab, generator=generator) < 0.4
-            hole[int(torch.randint(vocab, (), generator=generator))] = False
-            logits = logits.masked_fill(hole, -torch.inf)
-        return logits.softmax(-1)
-
-    return law
 
 
 def draw(q: Laws, vocab: int, widths: tuple[int, ...], dice: Tape, *, replacement: bool = True) -> DrawnTree:
@@ -81,32 +65,22 @@ def node_law(drawn: DrawnTree, p: Laws) -> Callable[[int], Tensor]:
     return lambda node: p(tuple(tree.tokens[tree.path_to(node)[1:]].tolist()))
 
 
-def distance(p: Laws, vocab: int, length: int, verify: Callable[[Tape], tuple[int, ...]]) -> float:
-    """Largest error of the law of the first `length` tokens, what a round did not emit drawn plainly after it."""
-
-    def run(dice: Tape) -> tuple[int, ...]:
-        emitted = verify(dice)
-        while len(emitted) < length:
-            emitted = (*emitted, dice.pick(p(emitted)))
-        return emitted[:length]
-
-    got = law_of(run)
-    errors = []
-    for path in itertools.product(range(vocab), repeat=length):
-        expected = 1.0
-        for place, token in enumerate(path):
-            expected *= float(p(path[:place])[token])
-        errors.append(abs(got.get(path, 0.0) - expected))
-    return max(errors)
+Decide = Callable[[DrawnTree, Callable[[int], Tensor], Tape], tuple[list[int], int]]  # a tree, p after a node, dice
 
 
-def round_with(name: str, p: Laws, q: Laws, vocab: int, widths: tuple[int, ...]) -> Callable[[Tape], tuple[int, ...]]:
+def decide_with(rule: rules.Rule) -> Decide:
+    return lambda drawn, law, dice: rules.walk(drawn, law, rule, dice)
+
+
+def round_with(
+    rule: str | Decide, p: Laws, q: Laws, vocab: int, widths: tuple[int, ...]
+) -> Callable[[Tape], tuple[int, ...]]:
+    """A round under the rule of that name, or another."""
+    decide = rule if not isinstance(rule, str) else rules.block if rule == "block" else decide_with(rules.RULES[rule])
+
     def verify(dice: Tape) -> tuple[int, ...]:
-        drawn = draw(q, vocab, widths, dice, replacement=name != "sequoia")
-        if name == "block":
-            path, after = rules.block(drawn, node_law(drawn, p), dice)
-        else:
-            path, after = rules.walk(drawn, node_law(drawn, p), rules.RULES[name], dice)
+        drawn = draw(q, vocab, widths, dice, replacement=rule != "sequoia")
+        path, after = decide(drawn, node_law(drawn, p), dice)
         return (*drawn.tree.tokens[path[1:]].tolist(), after)
 
     return verify
@@ -121,12 +95,27 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "vocab", "widths"), CASES)
-@pytest.mark.parametrize("kind", ["smooth", "zeros", "equal"])
-def test_the_output_has_the_law_of_the_target(name: str, vocab: int, widths: tuple[int, ...], kind: str) -> None:
-    for seed in range(3):
-        p = laws(vocab, seed, zeros=kind == "zeros")
-        q = p if kind == "equal" else laws(vocab, seed + 50, zeros=kind == "zeros")
-        assert distance(p, vocab, len(widths) + 1, round_with(name, p, q, vocab, widths)) < 1e-12, seed
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), other=st.integers(0, 10**6), zeros=st.booleans(), kind=st.sampled_from(["any", "equal", "greedy"]))
+def test_the_output_has_the_law_of_the_target(
+    name: str, vocab: int, widths: tuple[int, ...], seed: int, other: int, zeros: bool, kind: str
+) -> None:
+    """Also where ids cannot be drawn, where p = q, and at temperature 0, where p is one id and no other is ever kept."""
+    p = laws(vocab, seed, zeros=zeros, greedy=kind == "greedy")
+    q = p if kind == "equal" else laws(vocab, other, zeros=zeros)
+    assert distance(p, vocab, len(widths) + 1, round_with(name, p, q, vocab, widths)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["ratio", "block", "spec_infer", "sequoia", "point_mass", "k_seq"])
+def test_at_temperature_0_a_draft_is_kept_only_if_it_is_the_argmax(name: str) -> None:
+    """q > 0 and p > q at token 0 of the raw laws, but the argmax of p is token 1."""
+    raw = torch.tensor([0.30, 0.50, 0.10, 0.05, 0.05], dtype=torch.float64)
+    q = torch.tensor([0.22, 0.20, 0.20, 0.19, 0.19], dtype=torch.float64)
+    greedy = Sampler(Sampling(temperature=0.0), [0], seed=0, vocab_size=5).law(raw.log(), [])
+    widths = (1,) if name in ("ratio", "block") else (2,)
+    for p, kept in ((greedy, {1}), (raw, {0, 1, 2, 3, 4})):
+        emitted = law_of(lambda dice, p=p: round_with(name, lambda _: p, lambda _: q, 5, widths)(dice)[0])
+        assert set(emitted) == kept
 
 
 @pytest.mark.parametrize("name", ["ratio", "spec_infer", "sequoia", "k_seq", "block"])
@@ -159,6 +148,24 @@ def test_acceptance_is_what_theory_says() -> None:
     assert max(gains) > 0.01
 
 
+@pytest.mark.parametrize("draft_temperature", [0.0, 0.5, 2.0])
+def test_sampler_match_is_lossless_however_drafts_are_chosen(draft_temperature: float) -> None:
+    """Greedy or drawn at another temperature than the target's: the law stays, what is accepted is sum p q."""
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5], dtype=torch.float64)
+    p = logits.softmax(-1)
+    q = (logits / draft_temperature).softmax(-1) if draft_temperature else torch.eye(4, dtype=torch.float64)[0]
+
+    def verify(dice: Tape) -> tuple[int, ...]:
+        tree = draw(lambda _: q, 4, (1, 1), dice).tree
+        path, after = accept(tree, lambda _: dice.pick(p))
+        return (*tree.tokens[path[1:]].tolist(), after)
+
+    assert distance(lambda _: p, 4, 3, verify) < 1e-12
+    kept = float((p * q).sum())
+    length = sum(length * weight for length, weight in law_of(lambda dice: len(verify(dice))).items())
+    assert length == pytest.approx(1 + kept + kept**2, abs=1e-12)
+
+
 def test_the_lossy_rule_is_lossy_and_marked() -> None:
     p, q = laws(4, 0), laws(4, 50)
     assert distance(p, 4, 2, round_with("typical", p, q, 4, (1,))) > 0.01
@@ -178,11 +185,6 @@ def test_residuals_are_laws(seed: int, vocab: int, scale: float) -> None:
 
 
 # -- rules that look right: each gives another law, and the enumeration sees it -----------------------------------------
-
-
-def single(rule: Callable[[Tape], int]) -> list[float]:
-    law = law_of(rule)
-    return [law.get(token, 0.0) for token in range(4)]
 
 
 def ratio_step(token: int, p: Tensor, q: Tensor, dice: Tape) -> bool:
@@ -264,10 +266,67 @@ def first_q_for_every_sibling(dice: Tape) -> int:
     ],
 )
 def test_mutants_are_caught(mutant: Callable[[Tape], int], gives: list[float] | None) -> None:
-    law = single(mutant)
     if gives is not None:
-        assert law == pytest.approx(gives, abs=1e-9)
-    assert max(abs(a - b) for a, b in zip(law, P.tolist(), strict=True)) > 1e-3
+        law = law_of(mutant)
+        assert [law.get(token, 0.0) for token in range(4)] == pytest.approx(gives, abs=1e-9)
+    assert distance(lambda _: P, 4, 1, lambda dice: (mutant(dice),)) > 1e-3
+
+
+def block_with_residuals_of_one_token(drawn: DrawnTree, law: Callable[[int], Tensor], dice: Tape) -> tuple[list[int], int]:
+    """Prefixes are taken by their joint ratio, but weighed as if each stood alone."""
+    share, taken, last = 1.0, 0, len(drawn.tree) - 1
+    for node in range(1, last + 1):
+        token = int(drawn.tree.tokens[node])
+        share = min(1.0, share * float(law(node - 1)[token] / drawn.law(node - 1)[token]))
+        taken = node if dice.chance(share) else taken
+    return list(range(taken + 1)), dice.pick(law(taken) if taken == last else rules.residual(law(taken), drawn.law(taken)))
+
+
+def k_seq_with_the_residual_of_one_draw(p: Tensor, q: Tensor, tokens: Sequence[int], dice: rules.Dice) -> tuple[int | None, Tensor]:
+    """Independent draws are each weighed against the whole of p, and what is left is that of a single one."""
+    for place, token in enumerate(tokens):
+        if dice.chance(float(p[token] / q[token])):
+            return place, p
+    return None, rules.residual(p, q)
+
+
+@pytest.mark.parametrize(
+    ("right", "mutant", "widths"),
+    [("block", block_with_residuals_of_one_token, (1, 1)), ("k_seq", decide_with(k_seq_with_the_residual_of_one_draw), (2,))],
+    ids=["block", "k_seq"],
+)
+def test_mutants_of_blocks_and_of_several_draws_are_caught(right: str, mutant: Decide, widths: tuple[int, ...]) -> None:
+    for seed in range(3):
+        p, q = laws(3, seed), laws(3, seed + 50)
+        good, bad = (distance(p, 3, len(widths) + 1, round_with(rule, p, q, 3, widths)) for rule in (right, mutant))
+        assert good < 1e-12 and bad > 1e-3
+
+
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.7}], ids=str)
+def test_penalties_that_count_rejected_drafts_are_caught(penalty: dict[str, float]) -> None:
+    """A history shared by the branches of a tree, in which rejected drafts stay, against one a node."""
+    base, sampler = laws(3, 5), Sampler(Sampling(temperature=1.0, **penalty), [], seed=0, vocab_size=3)
+    tree = DraftTree(  # root; a b under it; c under a, d under b
+        tokens=torch.tensor([0, 1, 2, 2, 0]), parents=torch.tensor([-1, 0, 0, 1, 2]), depths=torch.tensor([0, 1, 1, 2, 2]), scores=torch.zeros(5)
+    )
+
+    def p(emitted: tuple[int, ...]) -> Tensor:
+        return sampler.law(base(emitted).log(), emitted)
+
+    def verify(dice: Tape, shared: bool) -> tuple[int, ...]:
+        rejected: list[int] = []
+
+        def choose(path: list[int]) -> int:
+            own = tuple(tree.tokens[path[1:]].tolist())
+            token = dice.pick(sampler.law(base(own).log(), [*own, *(rejected if shared else ())]))
+            rejected.extend(int(tree.tokens[node]) for node in tree.children()[path[-1]] if int(tree.tokens[node]) != token)
+            return token
+
+        path, after = accept(tree, choose)
+        return (*tree.tokens[path[1:]].tolist(), after)
+
+    assert distance(p, 3, 3, lambda dice: verify(dice, shared=False)) < 1e-12
+    assert distance(p, 3, 3, lambda dice: verify(dice, shared=True)) > 1e-3
 
 
 def test_bonus_of_the_parent_is_caught() -> None:

@@ -228,6 +228,27 @@ def test_the_mask_token_is_an_unused_id(tiny64: Target) -> None:
             find_mask_token("t", tiny64.tokenizer, 64, bad)
 
 
+@pytest.mark.parametrize(
+    ("configured", "own", "expected"),
+    [(None, None, ()), (None, "<|end|>", (62,)), (5, None, (5,)), (5, "<|end|>", (5, 62)), ([9, 5, 9], "<|end|>", (5, 9, 62)), ([0, 63], None, (0, 63))],
+)
+def test_ids_that_end_the_text(configured: int | list[int] | None, own: str | None, expected: tuple[int, ...]) -> None:
+    """None, one or several, and the tokenizer's own."""
+    target = tiny_module.load()
+    target.model.config.eos_token_id = target.model.generation_config.eos_token_id = configured
+    target.tokenizer.eos_token = own
+    again = Target(name="t", model=target.model, tokenizer=target.tokenizer, mask_token_id=63 if 63 not in expected else 40)
+    assert again.eos_token_ids == expected
+
+
+@pytest.mark.parametrize("bad", [64, -1, [5, 100]], ids=str)
+def test_ids_that_are_nobodys_cannot_end_the_text(bad: int | list[int]) -> None:
+    target = tiny_module.load()
+    target.model.generation_config.eos_token_id = bad
+    with pytest.raises(ValueError, match=r"end-of-text token (64|-1|100) of 't' is outside the embedding's 0..63"):
+        Target(name="t", model=target.model, tokenizer=target.tokenizer, mask_token_id=63)
+
+
 def test_other_families_and_sliding_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny_module.load().model, tiny_module.load().tokenizer
     monkeypatch.setattr(model.config, "layer_types", ["full_attention", "sliding_attention"])

@@ -111,7 +111,7 @@ class Target:
             own = model.get_output_embeddings()  # pyright: ignore (packed by now; it serves unless it has rows of padding)
             self._head = own if own.out_features == self.vocab_size else packed_head(self.head_weight)
         self.mask_token_id = find_mask_token(name, tokenizer, self.embedding.shape[0], mask_token_id)
-        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.eos_token_ids = _eos_token_ids(name, model, tokenizer, self.embedding.shape[0])
         self.cache_argument = _cache_argument(model)
         self._outputs: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
@@ -489,13 +489,18 @@ def find_mask_token(name: str, tokenizer: Any, embedding_rows: int, requested: i
     return requested
 
 
-def _eos_token_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+def _eos_token_ids(name: str, model: nn.Module, tokenizer: Any, embedding_rows: int) -> tuple[int, ...]:
+    """The configured ids, one or several, and the tokenizer's. ValueError if one is out of range."""
     generation = getattr(model, "generation_config", None)
     configured = getattr(generation, "eos_token_id", None)
     if configured is None:
         configured = getattr(model.config, "eos_token_id", None)
     listed = configured if isinstance(configured, (list, tuple)) else [configured]
-    return tuple(sorted({i for i in (*listed, tokenizer.eos_token_id) if i is not None}))
+    found = sorted({i for i in (*listed, tokenizer.eos_token_id) if i is not None})
+    outside = [i for i in found if not 0 <= i < embedding_rows]
+    if outside:
+        raise ValueError(f"end-of-text token {outside[0]} of {name!r} is outside the embedding's 0..{embedding_rows - 1}")
+    return tuple(found)
 
 
 def _cache_argument(model: nn.Module) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +19,7 @@ from treedraft.trees.scorers import Lanes, Scorer
 from treedraft.trees.tree import PADDING, TreeBatch
 
 _MANY = 4  # requests
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class BestFirst(TreeBuilder):
     """Pop the best node again and again; its best children become known, until the tree has `budget` nodes.
 
     budget      number of nodes, the root included unless `count_root` is False; the last expansion is cut to fit
-    width       children a node; clipped to the scorer's width_limit
+    width       children a node; clipped to the scorer's width_limit, with a warning
     depth       nodes at this depth are not expanded (None: as many as the scorer has slots)
     admit       "fanout": a popped node's children enter the tree at once (JetSpec: few expansions);
                 "pop": a node enters when it is popped, so the tree is the best `budget` prefixes (DDTree)
@@ -69,6 +72,8 @@ class BestFirst(TreeBuilder):
     def build(self, anchor: Tensor, scorer: Scorer) -> TreeBatch:
         """Trees below `anchor` [R]. ValueError if the scorer has fewer slots than `depth`."""
         width = min(self.width, scorer.width_limit)
+        if width < self.width:
+            say_clipped(self.width, width)
         depth = usable_depth(self.depth, scorer)
         budget = self.budget + (not self.count_root)
         # Almost every node of a "pop" tree is expanded, one in `width` of a "fanout" tree.
@@ -95,6 +100,12 @@ class BestFirst(TreeBuilder):
             if not frontier.wanted.any():
                 return pool.harvest(frontier)
             pool.expand(frontier, scorer)
+
+
+@functools.cache
+def say_clipped(width: int, limit: int) -> None:
+    """Once, not once a round."""
+    log.warning("width %d of a draft tree: %d tokens can be drafted, so that no node has more children", width, limit)
 
 
 class _Frontier(NamedTuple):
