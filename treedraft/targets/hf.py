@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from treedraft.config import ntk_factor
+from treedraft.ops import prefill
 from treedraft.ops.memory import Rotary, Taps
 from treedraft.ops.packed import TARGET, can_pack, pack_linears, packed_head
 from treedraft.ops.tree_attention import hf as tree_glue
@@ -33,7 +34,8 @@ from treedraft.targets.graphs import MOVING_ANGLES, GraphedVerify, graphable
 
 FAMILIES = ("llama", "qwen3")
 TABLED = 4096  # positions whose rotary angles are kept
-PREFILL_ROWS = 2048  # of a prompt in one forward: a longer one's mask would grow with its square
+PREFILL_ROWS = 2048  # of a prompt in one forward: what that makes and drops again must not grow with the prompt
+TREE_ROOM = 1024  # columns behind a prompt, so that the first trees do not copy the whole cache to grow it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +229,10 @@ class Target:
         """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long.
 
         The prompt goes through in chunks of `rows`. With `take` each chunk's taps [n, C] are handed over as they come,
-        and only the last chunk's are returned: nothing as long as the prompt is kept but the cache.
+        and only the last chunk's are returned: nothing as long as the prompt is made but the cache.
         """
+        self.check_prompt(ids)
+        self.cache.reserve(len(ids) + TREE_ROOM)
         verified = self.prefill_cache(self.cache, ids, take=take, rows=rows)
         self.length, self._pending = len(ids), 0
         return verified
@@ -242,19 +246,32 @@ class Target:
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         parts: list[Tensor] = []
-        last, start = tokens, 0
-        for chunk in tokens.split(rows):
-            end = start + len(chunk)
-            cache.write_next(slice(start, end), end)
-            positions = torch.arange(start, end, device=self.device)
-            mask = torch.arange(end, device=self.device) <= positions[:, None]
-            last, taps = self.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=cache)
+        last = tokens
+        for last, taps in self.fill(cache, tokens, rows=rows):
             if take is not None:
                 take(taps[0])
                 parts.clear()
             parts.append(taps[0])
-            start = end
         return Verified(logits=self.head(last[0, -1:]), taps=torch.cat(parts))
+
+    @torch.no_grad()
+    def fill(
+        self, cache: RowCache, tokens: Tensor, *, start: int = 0, rows: int = PREFILL_ROWS
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run tokens [n] through the model behind `start` columns of a cache of one row, `rows` at a time.
+
+        Yields the last hidden states [1, rows, H] and taps [1, rows, C] of every chunk.
+        """
+        for chunk in tokens.split(rows):
+            end = start + len(chunk)
+            cache.write_next(slice(start, end), end)
+            positions = torch.arange(start, end, device=self.device)
+            with prefill.installed(self.config):
+                found = self.forward(
+                    chunk[None], positions=positions[None], mask=tree_glue.no_mask(self.device), cache=cache
+                )
+            yield found
+            start = end
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
         """ValueError if there is no token to start from, or no room for another one."""
