@@ -246,13 +246,14 @@ class Target:
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         parts: list[Tensor] = []
-        last = tokens
+        end = tokens[:0]
         for last, taps in self.fill(cache, tokens, rows=rows):
             if take is not None:
                 take(taps[0])
                 parts.clear()
             parts.append(taps[0])
-        return Verified(logits=self.head(last[0, -1:]), taps=torch.cat(parts))
+            end = last[0, -1:]
+        return Verified(logits=self.head(end), taps=torch.cat(parts))
 
     @torch.no_grad()
     def fill(
@@ -266,11 +267,7 @@ class Target:
             end = start + len(chunk)
             cache.write_next(slice(start, end), end)
             positions = torch.arange(start, end, device=self.device)
-            with prefill.installed(self.config):
-                found = self.forward(
-                    chunk[None], positions=positions[None], mask=tree_glue.no_mask(self.device), cache=cache
-                )
-            yield found
+            yield self.forward(chunk[None], positions=positions[None], cache=cache)
             start = end
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
@@ -322,7 +319,8 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """Last hidden states [B, n, H] (after the final norm) and taps [B, n, C] of ids [B, n].
 
-        `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
+        `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal, the last of
+        those that a cache then holds.
         """
         return self._forward(ids, positions, mask, cache, {})
 
@@ -337,15 +335,16 @@ class Target:
         self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         recording = Recording(cache, self.taps.cached) if self.taps.cached else None
-        if recording is not None and mask is None:
-            # Given a cache, transformers would work out a mask from its length.
-            mask = torch.ones((ids.shape[1], ids.shape[1]), dtype=torch.bool, device=ids.device).tril()[None, None]
-        store = cache if recording is None else recording
+        store, attention = cache if recording is None else recording, contextlib.nullcontext()
         if store is not None:
             extra = {self.cache_argument: store, **extra}
+        if store is not None and mask is None:
+            # Given a cache, transformers would work out a mask from its length.
+            mask, attention = tree_glue.no_mask(ids.device), prefill.installed(self.config)
         base: Any = self.model.model  # pyright: ignore
         self._outputs.clear()
-        output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
+        with attention:
+            output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
         self._outputs[self.num_layers - 1] = output.last_hidden_state
         parts = [self._outputs[layer] for layer in self.taps.layers]
         if recording is not None:
