@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from treedraft import files
-from treedraft.config import Sampling
+from treedraft.config import DataConfig, Sampling
 from treedraft.data import magpie, tokens
+from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings, is_loop, regenerate
 from treedraft.data.tokens import TokenStore
 from treedraft.targets import smollm2_135m
@@ -167,6 +168,32 @@ def test_check_refuses_another_target(made: Path) -> None:
     template.tokenizer.chat_template += " "
     with pytest.raises(ValueError, match="chat template"):
         TokenStore.open(made).check(template)
+
+
+def test_answers_under_another_rotary_scaling_are_refused(target: Target, made: Path, tmp_path: Path) -> None:
+    """Both ways, from training too; a store from before the scaling was recorded was made without one."""
+    scaled = load(dtype=torch.float64)
+    scaled.scale_rotary("ntk:2")
+    with pytest.raises(ValueError, match="with rope scaling none; loaded is tiny with ntk:2: regenerate"):
+        training_sequences(scaled, DataConfig(folder=str(made)))
+    few = world(tokens=40, prompts_per_shard=4, max_new_tokens=12)
+    store = regenerate(scaled, few, tmp_path / "scaled")
+    assert store.provenance.rope_scaling == "ntk:2" and len(training_sequences(scaled, DataConfig(folder=str(tmp_path / "scaled"))).ids) > 0
+    with pytest.raises(ValueError, match="with rope scaling ntk:2; loaded is tiny with none"):
+        store.check(target)
+    with pytest.raises(ValueError, match=r"rope_scaling 'ntk:2' \(now None\)"):
+        regenerate(target, few, tmp_path / "scaled")
+    old = copied(made, tmp_path)
+    manifest = tokens.read_manifest(old)
+    del manifest["provenance"]["rope_scaling"]
+    files.write_json(old / tokens.MANIFEST, manifest)
+    TokenStore.open(old).check(target)
+    with pytest.raises(ValueError, match="rope scaling none"):
+        TokenStore.open(old).check(scaled)
+    del manifest["provenance"]["seed"]
+    files.write_json(old / tokens.MANIFEST, manifest)
+    with pytest.raises(ValueError, match="provenance lacks or does not know seed"):
+        TokenStore.open(old)
 
 
 def test_a_target_is_the_same_in_half_precision() -> None:

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from treedraft import report
+from treedraft import figures, report
+from treedraft.figures import drawn_from
 from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
 from treedraft.report.pages import filled
@@ -366,6 +368,28 @@ def test_the_command_fills_documents_and_checks(results: Path) -> None:
     stale = command("--folder", results, "--check")
     assert (stale.returncode, stale.stdout.split()) == (1, [str(page), str(results / "made-tau.png")])
     report.write_report(results, "made")
+
+
+def test_the_figure_of_a_context_bench_is_that_of_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It carries the table's digest, so that a stale one is seen where fonts differ too; units, and a palette for all eyes."""
+    table, committed = tmp_path / "bench-context.csv", ROOT / "ablations" / "results" / "bench-context.csv"
+    assert drawn_from(committed.with_suffix(".png"), committed)
+    table.write_bytes(committed.read_bytes())
+    make_grid(tmp_path, labels=CORE[:1], depths=(15,), prompts=4, seeds=1)
+    report.write_report(tmp_path, "made")
+    saved: list[Any] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path, **_: saved.append(figure))
+    figures.draw_context_bench(table)
+    monkeypatch.undo()
+    panels = saved[0].axes
+    assert [axes.get_ylabel() for axes in panels] == ["median (ms)", "median (ms)", "a request (MiB)"]
+    assert all(line.get_color() == figures._palette()[place] for axes in panels for place, line in enumerate(axes.lines))
+    assert panels[2].lines[0].get_ydata().tolist()[:2] == [0.625, 1.25]
+    figure = table.with_suffix(".png")
+    assert command("--folder", tmp_path, "--check").stdout.split() == [str(figure)]
+    assert command("--folder", tmp_path).returncode == command("--folder", tmp_path, "--check").returncode == 0
+    table.write_text(table.read_text().replace("655360", "655361"))
+    assert command("--folder", tmp_path, "--check").stdout.split() == [str(figure)]
 
 
 @pytest.mark.parametrize(

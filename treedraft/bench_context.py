@@ -172,7 +172,7 @@ def _prefill(arguments: Arguments) -> int:
 
 
 def _through(target: Target, drafter: Drafter, tokens: int, arguments: Arguments) -> dict[str, Any]:
-    """One prompt of random ids and a short answer behind it. Bytes are of the prompt's rows, cache and state as allocated."""
+    """One prompt of random ids and a short answer behind it: seconds of the prompt, processor seconds and bytes of all."""
     import torch
 
     from treedraft.config import DecodeConfig
@@ -181,12 +181,15 @@ def _through(target: Target, drafter: Drafter, tokens: int, arguments: Arguments
     target.cache = target.new_cache(batch=1, capacity=1)
     ids = torch.randint(target.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     config = DecodeConfig(mode="tree", depth=arguments.depth, budget=64)
-    peak = _Peak(target.device)
+    peak, begin = _Peak(target.device), time.process_time()
     found = generate(target, drafter, ids, config=config, max_new_tokens=_ANSWER)
-    grown = peak.grown()
+    grown, busy = peak.grown(), time.process_time() - begin
     state = drafter.open(1, capacity=tokens, cache=target.cache).num_bytes
     cache = target.cache.store.nbytes
-    return {"seconds": found.seconds["prefill"], "cache_bytes": cache, "state_bytes": state, "transient_bytes": grown - cache - state}
+    return {
+        "seconds": found.seconds["prefill"], "processor_seconds": busy, "cache_bytes": cache, "state_bytes": state,
+        "transient_bytes": grown - cache - state,
+    }  # fmt: skip
 
 
 class _Peak:
