@@ -35,7 +35,7 @@ from treedraft.targets.graphs import MOVING_ANGLES, GraphedVerify, graphable
 FAMILIES = ("llama", "qwen3")
 TABLED = 4096  # positions whose rotary angles are kept
 PREFILL_ROWS = 2048  # of a prompt in one forward: what that makes and drops again must not grow with the prompt
-TREE_ROOM = 1024  # columns behind a prompt, so that the first trees do not copy the whole cache to grow it
+TREE_ROOM = 1024  # columns behind a long prompt, so that the first trees do not copy the whole cache to grow it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class Target:
         and only the last chunk's are returned: nothing as long as the prompt is made but the cache.
         """
         self.check_prompt(ids)
-        self.cache.reserve(len(ids) + TREE_ROOM)
+        self.cache.reserve(len(ids) + min(len(ids), TREE_ROOM))
         verified = self.prefill_cache(self.cache, ids, take=take, rows=rows)
         self.length, self._pending = len(ids), 0
         return verified
