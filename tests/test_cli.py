@@ -153,7 +153,8 @@ def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:
     for name, more, keys in (
         ("profile", [], {"draft_ms", "correction_ms", "verify_ms_behind_64"}),
         ("decode", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--repeats", "1"], {"code", "depth"}),
-        ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20"], {"ratio", "tau_live"}),
+        ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20", "--rope-scaling", "ntk:2"],
+         {"ratio", "tau_live", "rope_scaling"}),
     ):
         measured = run("treedraft.bench", name, *flags, *more, runs=tmp_path, **cache)
         assert measured.returncode == 0, measured.stderr

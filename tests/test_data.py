@@ -320,13 +320,13 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_command_makes_and_shows_a_store(tmp_path: Path) -> None:
-    flags = "--target tiny --prompts world --tokens 200 --temperature 1,0.5 --max-new-tokens 20 --prompts-per-shard 8 --threads 1"
+    flags = "--target tiny --prompts world --tokens 200 --temperature 1,0.5 --max-new-tokens 20 --prompts-per-shard 8 --threads 1 --rope-scaling ntk:2"
     out = str(tmp_path / "store")
     done = command("regenerate", *flags.split(), "--output", out)
     assert done.returncode == 0, done.stderr
     shown = command("show", out, "--samples", "1")
     assert shown.returncode == 0, shown.stderr
-    assert "temperatures: (1.0, 0.5)" in shown.stdout and "--- 0: " in shown.stdout
+    assert "temperatures: (1.0, 0.5)" in shown.stdout and "rope_scaling: ntk:2" in shown.stdout and "--- 0: " in shown.stdout
 
 
 @pytest.mark.parametrize(

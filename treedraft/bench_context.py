@@ -93,9 +93,12 @@ def measure(arguments: Arguments) -> list[dict[str, Any]]:
 def _target(arguments: Arguments) -> Target:
     from treedraft.targets import parse_dtype, tiny
 
-    if arguments.target == "tiny":
-        return tiny.load(num_layers=arguments.layers + 2, dtype=parse_dtype(arguments.dtype), device=arguments.device)
-    return _loaded(arguments)
+    if arguments.target != "tiny":
+        return _loaded(arguments)
+    target = tiny.load(num_layers=arguments.layers + 2, dtype=parse_dtype(arguments.dtype), device=arguments.device)
+    if arguments.rope_scaling is not None:
+        target.scale_rotary(arguments.rope_scaling)
+    return target
 
 
 def _loaded(arguments: Arguments) -> Target:
@@ -254,6 +257,8 @@ def _write(arguments: Arguments, rows: list[dict[str, Any]]) -> None:
     output = arguments.output
     assert output is not None
     record: dict[str, Any] = {name: getattr(arguments, name) for name in ("target", "layers", "depth", "window", "summary", "accepted", "repeats")}
+    if arguments.rope_scaling is not None:
+        record["rope_scaling"] = arguments.rope_scaling
     for row in rows:
         numbers = {f"{row['context']} {name}": row[name] for name in ("draft_ms", "update_ms", "bytes", "shared_bytes")}
         record.setdefault(f"{row['tokens']} tokens", {}).update(numbers)
