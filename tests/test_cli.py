@@ -166,7 +166,8 @@ def test_benches_of_decoding(smoke: Path, tmp_path: Path) -> None:
     for name, more, keys in (
         ("profile", ["--attention", "sdpa", "--dtype", "float64", "--requests", "2"], {"draft_ms", "correction_ms", "verify_ms_behind_64", "verify_ms_of_2_behind_64"}),
         ("decode", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--repeats", "1"], {"code", "depth"}),
-        ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20"], {"ratio", "tau_live"}),
+        ("replay", ["--prompts", "code", "--count", "2", "--max-new-tokens", "12", "--depth", "4", "--budget", "20", "--rope-scaling", "ntk:2"],
+         {"ratio", "tau_live", "rope_scaling"}),
     ):
         measured = run("treedraft.bench", name, *flags, *more, runs=tmp_path, **cache)
         assert measured.returncode == 0, measured.stderr
@@ -187,6 +188,22 @@ def test_bench_context_writes_numbers_a_table_and_a_figure(tmp_path: Path) -> No
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux")
+def test_bench_context_sends_a_prompt_through_the_target(tmp_path: Path) -> None:
+    """Longer than its window; what is in use beside the cache is far from the rows x columns of a mask."""
+    out = tmp_path / "prefill.json"
+    flags = ["context", "--prefill", "--tokens", "6000", "--output", str(out)]
+    one_sentence(run("treedraft.bench", *flags, runs=tmp_path), "prompt of 6000 tokens does not fit the context window of 512")
+    measured = run("treedraft.bench", *flags, "--rope-scaling", "ntk:12", runs=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    record = json.loads(out.read_text())
+    found = record["6000 tokens"]
+    assert (record["benchmark"], record["target"], record["rope_scaling"], record["target_layers"]) == ("context --prefill", "tiny", "ntk:12", 2)
+    per_token = 2 * 2 * 2 * 8 * 4  # keys and values of two layers with two heads of 8, four bytes each
+    assert 6000 * per_token < found["cache_bytes"] < 8000 * per_token and found["state_bytes"] == 2 * 4 * 16 * (1 + 8) * 4 + 2 * 32 * 4
+    assert found["seconds"] > 0 and found["transient_bytes"] < 4 * 2048 * 6000, "a float32 mask of the last chunk"
+
+
 def test_a_longspark_drafter_from_a_file_under_scaled_angles(tmp_path: Path) -> None:
     """Trained from a TOML file, stored with its scaling, decoded under it, and refused without."""
     config = tmp_path / "drafter.toml"
@@ -195,16 +212,17 @@ def test_a_longspark_drafter_from_a_file_under_scaled_angles(tmp_path: Path) -> 
         "correction = { rank = 4 }\n[train]\nsteps = 3\nsequences = 4\nanchors = 2\n[data]\ntokens = 300\nmax_new_tokens = 16\n"
     )
     out = tmp_path / "drafter"
-    trained = run("treedraft.train", "--config", str(config), "--rope-scaling", "ntk:4", "--export", str(out), runs=tmp_path)
+    trained = run("treedraft.train", "--config", str(config), "--rope-scaling", "ntk:24", "--export", str(out), runs=tmp_path)
     assert trained.returncode == 0, trained.stderr
     stored = json.loads((out / "config.json").read_text())
-    assert stored["training"]["rope_scaling"] == stored["target"]["rope_scaling"] == "ntk:4"
+    assert stored["training"]["rope_scaling"] == stored["target"]["rope_scaling"] == "ntk:24"
     assert stored["drafter"]["context"] == {"name": "longspark", "window": 6, "summary": 3}
-    flags = ["--target", "tiny", "--drafter", str(out), "--max-new-tokens", "8", "--compare", "--json", "word " * 400]
-    decoded = run("treedraft.decode", "--rope-scaling", "ntk:4", *flags, runs=tmp_path)
+    (tmp_path / "long.jsonl").write_text(json.dumps({"turns": ["word " * 2000]}))  # 10,000 tokens, 20 times tiny's window
+    flags = ["--target", "tiny", "--drafter", str(out), "--max-new-tokens", "8", "--compare", "--json", "--prompts", str(tmp_path / "long.jsonl")]
+    decoded = run("treedraft.decode", "--rope-scaling", "ntk:24", *flags, runs=tmp_path)
     record = json.loads(decoded.stdout)
-    assert record["identical"] is True and record["rope_scaling"] == "ntk:4"
-    one_sentence(run("treedraft.decode", *flags, runs=tmp_path), "trained under rope scaling ntk:4", "--rope-scaling ntk:4")
+    assert record["identical"] is True and record["rope_scaling"] == "ntk:24"
+    one_sentence(run("treedraft.decode", *flags, runs=tmp_path), "trained under rope scaling ntk:24", "--rope-scaling ntk:24")
 
 
 def test_bench_vocabulary_compares_one_drafter_with_itself(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from treedraft import files
-from treedraft.config import Sampling
+from treedraft.config import DataConfig, Sampling
 from treedraft.data import magpie, tokens
+from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings, is_loop, regenerate
 from treedraft.data.tokens import TokenStore
 from treedraft.targets import smollm2_135m
@@ -169,6 +170,32 @@ def test_check_refuses_another_target(made: Path) -> None:
         TokenStore.open(made).check(template)
 
 
+def test_answers_under_another_rotary_scaling_are_refused(target: Target, made: Path, tmp_path: Path) -> None:
+    """Both ways, from training too; a store from before the scaling was recorded was made without one."""
+    scaled = load(dtype=torch.float64)
+    scaled.scale_rotary("ntk:2")
+    with pytest.raises(ValueError, match="with rope scaling none; loaded is tiny with ntk:2: regenerate"):
+        training_sequences(scaled, DataConfig(folder=str(made)))
+    few = world(tokens=40, prompts_per_shard=4, max_new_tokens=12)
+    store = regenerate(scaled, few, tmp_path / "scaled")
+    assert store.provenance.rope_scaling == "ntk:2" and len(training_sequences(scaled, DataConfig(folder=str(tmp_path / "scaled"))).ids) > 0
+    with pytest.raises(ValueError, match="with rope scaling ntk:2; loaded is tiny with none"):
+        store.check(target)
+    with pytest.raises(ValueError, match=r"rope_scaling 'ntk:2' \(now None\)"):
+        regenerate(target, few, tmp_path / "scaled")
+    old = copied(made, tmp_path)
+    manifest = tokens.read_manifest(old)
+    del manifest["provenance"]["rope_scaling"]
+    files.write_json(old / tokens.MANIFEST, manifest)
+    TokenStore.open(old).check(target)
+    with pytest.raises(ValueError, match="rope scaling none"):
+        TokenStore.open(old).check(scaled)
+    del manifest["provenance"]["seed"]
+    files.write_json(old / tokens.MANIFEST, manifest)
+    with pytest.raises(ValueError, match="provenance lacks or does not know seed"):
+        TokenStore.open(old)
+
+
 def test_a_target_is_the_same_in_half_precision() -> None:
     assert (
         load(dtype=torch.float32).fingerprint()
@@ -293,13 +320,13 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_command_makes_and_shows_a_store(tmp_path: Path) -> None:
-    flags = "--target tiny --prompts world --tokens 200 --temperature 1,0.5 --max-new-tokens 20 --prompts-per-shard 8 --threads 1"
+    flags = "--target tiny --prompts world --tokens 200 --temperature 1,0.5 --max-new-tokens 20 --prompts-per-shard 8 --threads 1 --rope-scaling ntk:2"
     out = str(tmp_path / "store")
     done = command("regenerate", *flags.split(), "--output", out)
     assert done.returncode == 0, done.stderr
     shown = command("show", out, "--samples", "1")
     assert shown.returncode == 0, shown.stderr
-    assert "temperatures: (1.0, 0.5)" in shown.stdout and "--- 0: " in shown.stdout
+    assert "temperatures: (1.0, 0.5)" in shown.stdout and "rope_scaling: ntk:2" in shown.stdout and "--- 0: " in shown.stdout
 
 
 @pytest.mark.parametrize(

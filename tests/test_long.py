@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from treedraft import ablate, cells, report
 from treedraft.cells import Workbench, collect, is_timed, write_rows
 from treedraft.config import DataConfig
+from treedraft.controls import control_rows
 from treedraft.data import prompts, regenerate, world
 from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings
@@ -99,15 +101,19 @@ def test_training_text_is_named_by_its_prompts(tiny: Target, tmp_path: Path, mon
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_same_drafters_serve_every_length(name: str) -> None:
     grid = load_grid(ROOT / "ablations" / f"{name}.toml")
-    assert [arm.label for arm in grid.arms] == [
-        "causal/attention", "causal/longspark/attention", "bidirectional/markov", "bidirectional/longspark/markov",
-    ]  # fmt: skip
+    sizes = [(64, 16), (64, 4), (64, 64), (256, 16), (512, 16)] if name == "long" else [None]
+    swept = [f"bidirectional/longspark{'-window{}-summary{}'.format(*size) if size else ''}/markov" for size in sizes]
+    assert [arm.label for arm in grid.arms] == ["causal/attention", "causal/longspark/attention", "bidirectional/markov", *swept]
     lengths = sorted({cell.evaluate.context or 0 for cell in grid.cells})
     assert len({cell.cell_id for cell in grid.cells}) == len(grid.cells)
     for arm in grid.arms:
         assert sorted({cell.evaluate.context for cell in grid.cells if cell.arm.train_id == arm.train_id}) == lengths
     assert all(f"-c{cell.evaluate.context}-" in cell.cell_id for cell in grid.cells)
-    assert set(grid.comparisons()) == {(f"{b}/longspark/{c}", f"{b}/{c}") for b, c in (("causal", "attention"), ("bidirectional", "markov"))}
+    pairs = grid.comparisons()
+    assert {("causal/longspark/attention", "causal/attention"), (swept[0], "bidirectional/markov")} <= set(pairs)
+    assert {label for pair in pairs for label in pair} == {arm.label for arm in grid.arms}, "every arm is compared"
+    widest = max(arm.drafter.context.get("window", 0) for arm in grid.arms)
+    assert sum(length > widest for length in lengths) >= 2, "prompts longer than any window"
     ablate._check_windows(list(grid.cells))
 
 
@@ -164,21 +170,23 @@ def test_a_loaded_target_refuses_what_it_has_no_room_for(tiny: Target) -> None:
 SMALL = {
     "train.steps": 2, "train.sequences": 4, "train.anchors": 2, "data.tokens": 300, "data.max_new_tokens": 12, "evaluate.count": 3,
     "evaluate.seeds": [0], "evaluate.max_new_tokens": 8, "evaluate.context": [250, 350], "drafter.tap_layers": [0, 1], "decode.budget": 16,
+    "train.rope_scaling": "ntk:2",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
-    """The grid of the file at the size of the tiny target: every cell trained, replayed and timed."""
+    """The grid of the file at the size of the tiny target, without other windows and summaries: trained, replayed and timed."""
     folder = tmp_path_factory.mktemp("long")
     grid = load_grid(ROOT / "ablations" / "long.toml", target="tiny", settings=SMALL)
+    grid = replace(grid, cells=grid.cells[:8])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TREEDRAFT_RUNS", str(folder / "runs"))
         patch.setattr("os.sched_getaffinity", lambda _: {0})  # one thread: see conftest.py
         assert not any(map(is_timed, grid.cells))
         assert ablate._run(list(grid.cells), [grid], ablate.Arguments(jobs=1, cache_gb=0.1)) == {}
         assert all(map(is_timed, grid.cells))
-        write_rows(folder, grid, *collect(grid.cells, {}, "long"))
+        write_rows(folder, grid, *collect(grid.cells, {}, "long"), control_rows(grid.cells))
     return folder, grid
 
 
@@ -213,6 +221,18 @@ def test_what_repeats_holds_no_clock(finished: tuple[Path, Grid], monkeypatch: p
     assert [path for path, time in after.items() if before[path] != time] == [folders[0] / "costs.json"]
 
 
+def test_results_say_how_angles_were_scaled(finished: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every cell, in its own file and in the tables; "none" where they were not."""
+    folder, grid = finished
+    monkeypatch.setenv("TREEDRAFT_RUNS", str(folder / "runs"))
+    assert set(pd.read_csv(folder / "long.cells.csv").rope_scaling) == {"ntk:2"}
+    assert json.loads((folder / "long.json").read_text())["rope_scaling"] == ["ntk:2"]
+    assert json.loads((cells.cell_folder(grid.cells[0]) / "result.json").read_text())["rope_scaling"] == "ntk:2"
+    plain = load_grid(ROOT / "ablations" / "long.toml", target="tiny")
+    rows, _ = collect(plain.cells[:1], {plain.cells[0].cell_id: "not run"}, "long")
+    assert [row["rope_scaling"] for row in rows] == ["none"]
+
+
 def test_the_report_has_a_row_a_length_and_a_figure(finished: tuple[Path, Grid]) -> None:
     folder, _ = finished
     report.write_report(folder, "long")
@@ -221,7 +241,7 @@ def test_the_report_has_a_row_a_length_and_a_figure(finished: tuple[Path, Grid])
     table = report.context_table(study, 1.0)
     assert table is not None
     assert [(row[0], row[1]) for row in table.rows] == [(str(length), label) for length in (250, 350) for label in study.labels]
-    assert "timed live" in table.caption and "n = 3 prompts" in table.caption
+    assert "timed live" in table.caption and "n = 3 prompts" in table.caption and "target tiny, rope scaling ntk:2;" in table.caption
     items = study.behind("causal/attention", 1.0)
     assert [item.context for item in items] == [250, 350] and items[0].state_bytes < items[1].state_bytes
     assert items[0].arm.prompts != items[1].arm.prompts, "every length has prompts of its own"
@@ -229,6 +249,11 @@ def test_the_report_has_a_row_a_length_and_a_figure(finished: tuple[Path, Grid])
     assert {path.name for path in folder.glob("*.png")} == {"long-context.png", *others}
     page = (folder / "long.md").read_text()
     assert "![Context](long-context.png)" in page and page.count("state KiB") == 1
+    for title in ("## Slot by slot", "## Calibration", "## Controls"):
+        assert page.index(title) < page.index("## Training")
+    assert "ot recorded in these" not in page and "ot measured in these" not in page
+    controls = page[page.index("## Controls") : page.index("## Training")]
+    assert controls.count("| yes |") == 2 * 2 + 2 and "| NO |" not in controls, "two stubs a length, one arm twice again"
     assert len(study.comparisons) == 2 * 2, "pairs, lengths"
 
 

@@ -30,7 +30,7 @@ from treedraft.contexts import longspark
 from treedraft.data.anchors import batch_for_step, usable_sequences
 from treedraft.drafter import Drafter, Prefix
 from treedraft.evaluate import Replay, Trajectory
-from treedraft.grid import load_grid, single_arm
+from treedraft.grid import load_grid, load_grids, single_arm
 from treedraft.jobs import run_group
 from treedraft.metrics import tau
 from treedraft.ops import summary
@@ -379,6 +379,19 @@ def test_slots_beyond_the_trained_table(tiny64: Target, slots: str) -> None:
     assert torch.allclose(long[:, :, :5], short, atol=1e-10) == (slots != "interpolate")
 
 
+def test_the_grid_of_slot_rules_goes_beyond_what_its_tables_were_trained_for() -> None:
+    """Every rule under both corrections; the repeated row is trained once for this grid and that of the components."""
+    folder = Path(__file__).parents[1] / "ablations"
+    grid, components = load_grid(folder / "slots.toml"), load_grid(folder / "longspark.toml")
+    rules = {(arm.drafter.correction["name"], arm.drafter.context.get("slots", "repeat")) for arm in grid.arms}
+    assert rules == {(correction, rule) for correction in ("markov", "attention") for rule in ("repeat", "interpolate", "rotary")}
+    assert {arm.drafter.depth for arm in grid.arms} == {7} and {cell.decode.depth for cell in grid.cells} == {7, 15, 23}
+    assert len(grid.comparisons()) == 4
+    assert len({arm.train_id for arm in grid.arms} & {arm.train_id for arm in components.arms}) == 1
+    for suite in ("full", "campaign"):
+        assert "slots" in [item.name for item in load_grids(folder / f"{suite}.toml")]
+
+
 @pytest.mark.parametrize(
     ("context", "backbone", "message"),
     [
@@ -535,6 +548,25 @@ def test_output_is_plain_decoding(tiny64: Target, backbone: str, correction: dic
             assert alone.ids == generate_plain(tiny64, prompt, sampling=sampling, max_new_tokens=14, seed=place).ids
 
 
+@pytest.mark.parametrize(("num_heads", "kv_heads", "family"), [(3, 1, "llama"), (6, 2, "qwen3"), (5, 1, "qwen3"), (10, 2, "llama")])
+def test_groups_of_three_and_five_heads(num_heads: int, kv_heads: int, family: str) -> None:
+    """Trees side by side, plain decoding, and what training sees of a prefix: end to end on targets with such heads."""
+    target = tiny_module.load(dtype=torch.float64, num_heads=num_heads, kv_heads=kv_heads, family=family)
+    drafter = drafter_for(target, correction={"name": "markov", "rank": 6})
+    prompts = [list(range(5, 5 + length)) for length in (1, WINDOW - 1, WINDOW, WINDOW + 1, 30)]
+    expected = generate_batch(target, prompts, max_new_tokens=12, temperature=0.0, seeds=[0] * 5, batch_size=5)
+    config = DecodeConfig(mode="tree", depth=5, width=3, budget=24)
+    assert [found.ids for found in generate_many(target, drafter, prompts, config=config, batch_size=5, max_new_tokens=12)] == expected
+    assert generate(target, drafter, prompts[-1], config=config, max_new_tokens=12).ids == expected[-1]
+    ids, anchor, prefix = torch.tensor([prompts[-1]]), torch.tensor([[19]]), Prefix(drafter)
+    taps = target.trace(ids).taps
+    with torch.no_grad():
+        trained = drafter.hidden(drafter.remember(taps, torch.arange(30)), ids[:, 19:20], anchor, 5)
+        for rows in taps[0, :19].split(5):
+            prefix.append(rows)
+        assert_close(drafter.hidden(prefix.memory, ids[:, 19:20], anchor, 5), trained)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 def test_replay_is_live_round_by_round(tiny64: Target, tmp_path: Path, mode: Any, temperature: float) -> None:
@@ -605,12 +637,14 @@ def test_a_drafter_knows_the_scaling_it_was_trained_under(tmp_path: Path) -> Non
         Drafter.from_pretrained(folders["ntk:4"] / "drafter", target=tiny_module.load())
 
 
-@pytest.mark.parametrize("name", ["longspark", "contexts"])
+@pytest.mark.parametrize("name", ["longspark", "contexts", "slots"])
 def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few steps of every arm with this context, on the tiny target; all of its cells decode."""
     monkeypatch.setenv("TREEDRAFT_RUNS", str(tmp_path))
     settings = {"train.steps": 2, "train.sequences": 4, "train.anchors": 2, "data.tokens": 300, "data.max_new_tokens": 12,
                 "evaluate.count": 2, "evaluate.seeds": [0], "evaluate.max_new_tokens": 8}  # fmt: skip
+    if name == "slots":
+        settings |= {"decode.mode": "tree", "decode.temperature": 0.0, "decode.budget": 24}
     grid = load_grid(Path(__file__).parents[1] / "ablations" / f"{name}.toml", target="tiny", settings=settings)
     bench, taus, arms = Workbench("tiny", cache_gb=0.1), [], {}
     for cell in grid.cells:
@@ -619,4 +653,4 @@ def test_cells_of_the_shipped_grids_train_and_replay(name: str, tmp_path: Path, 
     for cells in arms.values():
         assert run_group(bench, cells) == {}
         taus += [bench.evaluate(cell)["tau"] for cell in cells]
-    assert len(arms) == {"longspark": 9, "contexts": 6}[name] and all(value >= 1 for value in taus)
+    assert len(arms) == {"longspark": 9, "contexts": 6, "slots": 6}[name] and all(value >= 1 for value in taus)

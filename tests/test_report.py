@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from treedraft import report
+from treedraft import figures, report
+from treedraft.figures import drawn_from
 from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
+from treedraft.report.__main__ import main
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
 from treedraft.report.pages import filled
 from treedraft.report.slots import calibration_error, calibration_table, slot_shares, slot_table
@@ -368,6 +371,36 @@ def test_the_command_fills_documents_and_checks(results: Path) -> None:
     report.write_report(results, "made")
 
 
+def test_the_figure_of_a_context_bench_is_that_of_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It carries the table's digest, so that a stale one is seen where fonts differ too; units, and a palette for all eyes."""
+    table, committed = tmp_path / "bench-context.csv", ROOT / "ablations" / "results" / "bench-context.csv"
+    assert drawn_from(committed.with_suffix(".png"), committed)
+    table.write_bytes(committed.read_bytes())
+    make_grid(tmp_path, labels=CORE[:1], depths=(15,), prompts=4, seeds=1)
+    report.write_report(tmp_path, "made")
+    saved: list[Any] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path, **_: saved.append(figure))
+    figures.draw_context_bench(table)
+    monkeypatch.undo()
+    panels = saved[0].axes
+    assert [axes.get_ylabel() for axes in panels] == ["median (ms)", "median (ms)", "a request (MiB)"]
+    assert all(line.get_color() == figures._palette()[place] for axes in panels for place, line in enumerate(axes.lines))
+    assert panels[2].lines[0].get_ydata().tolist()[:2] == [0.625, 1.25]
+
+    def stale(*flags: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["report", "--folder", str(tmp_path), *flags])
+        main()
+        return capsys.readouterr().out.split()
+
+    figure = table.with_suffix(".png")
+    assert stale("--check") == [str(figure)]
+    assert stale() == stale("--check") == []
+    table.write_text(table.read_text().replace("655360", "655361"))
+    assert stale("--check") == [str(figure)]
+
+
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
@@ -395,6 +428,10 @@ def test_a_benchmark_is_a_table(tmp_path: Path) -> None:
     (tmp_path / "bench-tree.json").write_text(json.dumps({"benchmark": "tree", "share": 0.5, "hardware": "", "commit": ""}))
     report.fill_markers(readme, tmp_path)
     assert "| share | 0.5 |" in readme.read_text()
+    lengths = {f"{number} tokens": {"ms": float(number)} for number in (131072, 2048, 16384)}
+    (tmp_path / "bench-tree.json").write_text(json.dumps({"benchmark": "tree", **lengths, "hardware": "", "commit": ""}))
+    report.fill_markers(readme, tmp_path)
+    assert "| | 2048 tokens | 16384 tokens | 131072 tokens |" in readme.read_text()
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class VocabularyArguments:
     """Prompts of each set of the target's evaluation prompts."""
     max_new_tokens: int = 96
     depth: int = 15
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -95,6 +97,8 @@ class DecodeArguments:
     depth: int | None = None
     repeats: int = 3
     """Times that every answer is decoded by either; the medians are compared."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -112,6 +116,8 @@ class ReplayArguments:
     max_new_tokens: int = 192
     budget: int = 255
     depth: int = 15
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -153,6 +159,8 @@ class ProfileArguments:
     attention: Literal["auto", "triton", "hybrid", "sdpa", "reference"] = "auto"
     requests: int = 4
     """Also verify so many trees at once, against what the profile says of them."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     output: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -267,7 +275,7 @@ def _decode() -> int:
 
     if arguments.repeats < 1:
         raise ValueError(f"--repeats is {arguments.repeats}; at least 1")
-    target = load_target(arguments.target)
+    target = load_target(arguments.target, rope_scaling=arguments.rope_scaling)
     drafter = load_drafter(arguments.drafter, target=target)
     depth = drafter.depth if arguments.depth is None else arguments.depth
     config = DecodeConfig(mode="tree", depth=depth, budget=MOST_NODES, admit="pop")
@@ -286,7 +294,7 @@ def _decode() -> int:
               f"tau {found['tau']:.2f}, {found['mean_nodes']:.1f} nodes a round; same ids: {found['identical']}\n"
               f"       time: {stages}; a free drafter would give {found['free_drafter_speedup']:.2f} x")  # fmt: skip
         record[name] = {key: value for key, value in found.items() if key != "shares"} | {f"share_{k}": v for k, v in found["shares"].items()}
-    return _finish(record, arguments.output) or int(not identical)
+    return _finish(record, arguments.output, rope_scaling=arguments.rope_scaling) or int(not identical)
 
 
 def _decode_set(
@@ -359,7 +367,7 @@ def _replay() -> int:
     from treedraft.speculate import generate
     from treedraft.targets import load_target
 
-    target = load_target(arguments.target)
+    target = load_target(arguments.target, rope_scaling=arguments.rope_scaling)
     drafter = load_drafter(arguments.drafter, target=target)
     config = DecodeConfig(mode="tree", depth=arguments.depth, budget=arguments.budget)
     prompts = prompt_set(arguments.prompts or default_set(target.name), count=arguments.count)
@@ -380,7 +388,7 @@ def _replay() -> int:
     result = {"benchmark": "replay", "target": target.name, "prompts": len(prompts), "depth": arguments.depth, "budget": arguments.budget,
               "replay_seconds": seconds, "live_seconds": live_seconds, "ratio": live_seconds / seconds,
               "tau_replay": taus[0], "tau_live": taus[1]}  # fmt: skip
-    return _finish(result, arguments.output) or int(taus[0] != taus[1])
+    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling) or int(taus[0] != taus[1])
 
 
 def _ranks() -> int:
@@ -424,8 +432,9 @@ def _profile() -> int:
     if arguments.requests < 1:
         raise ValueError(f"--requests is {arguments.requests}; at least 1")
     target = load_target(
-        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), attention=arguments.attention
-    )
+        arguments.target, device=parse_device(arguments.device), dtype=parse_dtype(arguments.dtype), attention=arguments.attention,
+        rope_scaling=arguments.rope_scaling,
+    )  # fmt: skip
     drafter = load_drafter(arguments.drafter, target=target)
     drafter.check_candidates(arguments.candidates, arguments.scorer)
     profile = profile_of(
@@ -451,7 +460,7 @@ def _profile() -> int:
     record[f"verify_ms_of_{arguments.requests}_behind_{context}"] = {
         str(nodes): {"measured": value * 1e3, "profile": said[nodes - 1] * 1e3} for nodes, value in zip(several, took, strict=True)
     }
-    return _finish(record, arguments.output)
+    return _finish(record, arguments.output, rope_scaling=arguments.rope_scaling)
 
 
 def _context() -> int:
@@ -572,7 +581,7 @@ def _vocabulary() -> int:
     from treedraft.evaluate import Replay, record
     from treedraft.targets import load_target
 
-    target = load_target(arguments.target)
+    target = load_target(arguments.target, rope_scaling=arguments.rope_scaling)
     drafter = load_drafter(arguments.drafter, target=target)
     restricted = drafter.d2t
     if len(restricted) == target.vocab_size:
@@ -601,7 +610,7 @@ def _vocabulary() -> int:
         result[mode] = {"tau_restricted": taus[0], "tau_unrestricted": taus[1],
                         "difference": [gap.value, gap.low, gap.high]}  # fmt: skip
         print(f"  {mode:<5}  tau restricted {taus[0]:.3f}, unrestricted {taus[1]:.3f}, difference {gap}")
-    return _finish(result, arguments.output)
+    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling)
 
 
 def _smollm2_shaped(
@@ -680,12 +689,13 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _finish(record: dict[str, Any], output: Path | None) -> int:
+def _finish(record: dict[str, Any], output: Path | None, *, rope_scaling: str | None = None) -> int:
     from treedraft.files import write_json
     from treedraft.run import commit, hardware
 
+    scaled = {} if rope_scaling is None else {"rope_scaling": rope_scaling}
     if output is not None:
-        write_json(output, {**record, "hardware": hardware(), "commit": commit()})
+        write_json(output, {**record, **scaled, "hardware": hardware(), "commit": commit()})
     return 0
 
 

@@ -3,10 +3,15 @@
 Three numbers a length: the seconds of one draft forward, the seconds of taking a round's accepted rows in, and the bytes
 that one request holds. Weights and states are random: none of the three depends on their values. The prefix goes in
 chunk by chunk, as a long prompt does.
+
+With --prefill prompts of random tokens go through the target itself, a LongSpark drafter attached, and a few tokens are
+decoded behind them: seconds, and the most memory that was in use beside the target's cache and the drafter's state.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("full", "longspark")
 CHUNK = 2048
+_WARM_UP, _ANSWER = 16, 8  # tokens of a prompt that loads what is loaded once, and of every answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +41,21 @@ class Arguments:
     tokens: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
     """Lengths of the prefix."""
     layers: int = 5
+    """Of the drafter; no more than the target has."""
     depth: int = 7
     window: int = 256
     summary: int = 16
     accepted: int = 8
     """Rows that a round takes in."""
     repeats: int = 15
+    prefill: bool = False
+    """Measure prompts on their way through the target instead."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles for a context that many times longer; prompts longer than the target's window need it."""
     dtype: str | None = None
     device: str | None = None
     output: Path | None = None
-    """Also write the numbers to this JSON file, and beside it a CSV and a figure of the same name."""
+    """Also write the numbers to this JSON file, and without --prefill beside it a CSV and a figure of the same name."""
 
     def __post_init__(self) -> None:
         for name, value in (("layers", self.layers), ("depth", self.depth), ("accepted", self.accepted),
@@ -55,6 +66,8 @@ class Arguments:
 
 def main() -> int:
     arguments = parse_arguments(Arguments, program="python -m treedraft.bench context", description=__doc__ or "")
+    if arguments.prefill:
+        return _prefill(arguments)
     rows = measure(arguments)
     print(f"{'tokens':>8}" + "".join(f"{name + ' ' + what:>22}" for name in CONTEXTS for what in ("draft ms", "update ms", "MiB")))
     for tokens in arguments.tokens:
@@ -78,11 +91,22 @@ def measure(arguments: Arguments) -> list[dict[str, Any]]:
 
 
 def _target(arguments: Arguments) -> Target:
-    from treedraft.targets import load_target, parse_dtype, tiny
+    from treedraft.targets import parse_dtype, tiny
 
-    if arguments.target == "tiny":
-        return tiny.load(num_layers=arguments.layers + 2, dtype=parse_dtype(arguments.dtype), device=arguments.device)
-    return load_target(arguments.target, dtype=parse_dtype(arguments.dtype), device=arguments.device)
+    if arguments.target != "tiny":
+        return _loaded(arguments)
+    target = tiny.load(num_layers=arguments.layers + 2, dtype=parse_dtype(arguments.dtype), device=arguments.device)
+    if arguments.rope_scaling is not None:
+        target.scale_rotary(arguments.rope_scaling)
+    return target
+
+
+def _loaded(arguments: Arguments) -> Target:
+    from treedraft.targets import load_target, parse_dtype
+
+    return load_target(
+        arguments.target, dtype=parse_dtype(arguments.dtype), device=arguments.device, rope_scaling=arguments.rope_scaling
+    )
 
 
 def _drafter(target: Target, context: str, arguments: Arguments) -> Drafter:
@@ -93,7 +117,7 @@ def _drafter(target: Target, context: str, arguments: Arguments) -> Drafter:
 
     options = {"window": arguments.window, "summary": arguments.summary} if context == "longspark" else {}
     config = DrafterConfig(
-        backbone={"name": "bidirectional", "num_layers": arguments.layers}, context={"name": context, **options},
+        backbone={"name": "bidirectional", "num_layers": min(arguments.layers, target.num_layers)}, context={"name": context, **options},
         layout="anchor-first", block_size=max(2, arguments.depth),
     )  # fmt: skip
     torch.manual_seed(0)
@@ -128,6 +152,84 @@ def _behind(target: Target, drafter: Drafter, tokens: int, arguments: Arguments)
             "bytes": drafter.open(1, capacity=tokens).num_bytes, "shared_bytes": shared}  # fmt: skip
 
 
+def _prefill(arguments: Arguments) -> int:
+    from treedraft.files import write_json
+    from treedraft.run import commit, hardware
+
+    target = _loaded(arguments)
+    drafter = _drafter(target, "longspark", arguments)
+    drafter_layers = drafter.backbone.config.num_layers
+    record: dict[str, Any] = {
+        "benchmark": "context --prefill", "target": target.name, "rope_scaling": target.rope_scaling or "none", "target_layers": target.num_layers,
+        "draft_layers": drafter_layers, "window": arguments.window, "summary": arguments.summary,
+    }  # fmt: skip
+    _through(target, drafter, _WARM_UP, arguments)
+    print(f"{'tokens':>8}{'seconds':>10}{'cache MiB':>12}{'state MiB':>12}{'beside both MiB':>18}")
+    for tokens in arguments.tokens:
+        record[f"{tokens} tokens"] = found = _through(target, drafter, tokens, arguments)
+        sizes = (found[name] / 2**20 for name in ("cache_bytes", "state_bytes", "transient_bytes"))
+        print(f"{tokens:>8}{found['seconds']:10.1f}" + "{:12.2f}{:12.3f}{:18.2f}".format(*sizes))
+    if arguments.output is not None:
+        write_json(arguments.output, {**record, "hardware": hardware(), "commit": commit()})
+    return 0
+
+
+def _through(target: Target, drafter: Drafter, tokens: int, arguments: Arguments) -> dict[str, Any]:
+    """One prompt of random ids and a short answer behind it: seconds of the prompt, processor seconds and bytes of all."""
+    import torch
+
+    from treedraft.config import DecodeConfig
+    from treedraft.speculate import generate
+
+    target.cache = target.new_cache(batch=1, capacity=1)
+    ids = torch.randint(target.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    config = DecodeConfig(mode="tree", depth=arguments.depth, budget=64)
+    peak, begin = _Peak(target.device), time.process_time()
+    found = generate(target, drafter, ids, config=config, max_new_tokens=_ANSWER)
+    grown, busy = peak.grown(), time.process_time() - begin
+    state = drafter.open(1, capacity=tokens, cache=target.cache).num_bytes
+    cache = target.cache.store.nbytes
+    return {
+        "seconds": found.seconds["prefill"], "processor_seconds": busy, "cache_bytes": cache, "state_bytes": state,
+        "transient_bytes": grown - cache - state,
+    }  # fmt: skip
+
+
+class _Peak:
+    """The most memory in use since it was made, beyond what was in use then. On a CPU as Linux counts pages.
+
+    ValueError on a CPU of another system.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.start = torch.cuda.memory_allocated(device)
+            return
+        with contextlib.suppress(OSError, AttributeError):  # what was freed before is not counted as free room: glibc
+            ctypes.CDLL(None).malloc_trim(0)
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError as error:
+            raise ValueError(f"--prefill cannot measure memory here: {error}") from error
+        self.start = _resident("VmRSS")
+
+    def grown(self) -> int:
+        import torch
+
+        most = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _resident("VmHWM")
+        return most - self.start
+
+
+def _resident(name: str) -> int:
+    """Bytes of a line of this process's status."""
+    with Path("/proc/self/status").open(encoding="ascii") as lines:
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
 def _median(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
     """Seconds, after a warm-up."""
     import torch
@@ -148,12 +250,15 @@ def _median(call: Callable[[], Any], repeats: int, device: torch.device) -> floa
 def _write(arguments: Arguments, rows: list[dict[str, Any]]) -> None:
     import csv
 
+    from treedraft.figures import draw_context_bench
     from treedraft.files import replacing, write_json
     from treedraft.run import commit, hardware
 
     output = arguments.output
     assert output is not None
     record: dict[str, Any] = {name: getattr(arguments, name) for name in ("target", "layers", "depth", "window", "summary", "accepted", "repeats")}
+    if arguments.rope_scaling is not None:
+        record["rope_scaling"] = arguments.rope_scaling
     for row in rows:
         numbers = {f"{row['context']} {name}": row[name] for name in ("draft_ms", "update_ms", "bytes", "shared_bytes")}
         record.setdefault(f"{row['tokens']} tokens", {}).update(numbers)
@@ -162,24 +267,4 @@ def _write(arguments: Arguments, rows: list[dict[str, Any]]) -> None:
         table = csv.DictWriter(stream, fieldnames=list(rows[0]))
         table.writeheader()
         table.writerows(rows)
-    with replacing(output.with_suffix(".png")) as path:
-        _draw(rows, path)
-
-
-def _draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draft time and bytes by length, both axes logarithmic."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for axes, column, title in zip(panels, ("draft_ms", "bytes"), ("one draft forward, ms", "bytes a request"), strict=True):
-        for marker, name in zip("os", CONTEXTS, strict=True):
-            own = [row for row in rows if row["context"] == name]
-            axes.plot([row["tokens"] for row in own], [row[column] for row in own], marker=marker, label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("tokens of the prefix")
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-    panels[0].legend()
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    draw_context_bench(output.with_suffix(".csv"))

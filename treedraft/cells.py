@@ -107,6 +107,7 @@ class Workbench:
             "decode": asdict(cell.decode),
             **metrics.summary(rounds, cell.decode.depth),
             "prompt_tokens": float(np.mean([item.prompt_length for item in replay.trajectories])),
+            "rope_scaling": self.target.rope_scaling,
             "hardware": hardware(),
             "commit": commit(),
         }
@@ -221,7 +222,7 @@ def collect(
         shared = {"cell": cell.cell_id, "label": arm.label, "train_seed": arm.train.seed, **setting}
         row: dict[str, Any] = {"grid": name, **shared, "width": decode.width, "budget": decode.budget,
                                "scorer": decode.scorer, "admit": decode.admit,
-                               "shape": decode.shape, "target": arm.target,
+                               "shape": decode.shape, "target": arm.target, "rope_scaling": arm.train.rope_scaling or "none",
                                "trained_depth": arm.drafter.depth}  # fmt: skip
         if cell.cell_id in failures:
             row["status"] = f"failed: {failures[cell.cell_id]}"
@@ -257,6 +258,7 @@ def write_rows(
         "question": grid.question,
         "comparisons": [list(pair) for pair in grid.comparisons()],
         "n_prompts": len({row["prompt"] for row in prompt_rows}),
+        "rope_scaling": sorted({arm.train.rope_scaling or "none" for arm in grid.arms}),
         "hardware": hardware(),
         "commit": commit(),
     }

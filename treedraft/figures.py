@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treedraft.files import replacing
+from treedraft.files import replacing, sha256
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,21 +81,38 @@ def draw(study: Study, name: str) -> Picture:
         return Picture(drawings[name](study), f"{study.name}: {name}")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path, *, source: Path | None = None) -> None:
     with replacing(path) as temporary:
-        temporary.write_bytes(_png(figure))
+        temporary.write_bytes(_png(figure, source=source))
 
 
-def _png(figure: Figure) -> bytes:
-    """A PNG of 128 colours without dates or versions: a third of the size, and the same bytes again."""
+def _png(figure: Figure, *, source: Path | None = None) -> bytes:
+    """A PNG of 128 colours without dates or versions: a third of the size, and the same bytes again.
+
+    With `source`, the table it was drawn from, it carries the digest of that.
+    """
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
+    carried = PngInfo()
+    if source is not None:
+        carried.add_text("source sha256", sha256(source))
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     figure.set_layout_engine("none")  # laid out again it would move by a pixel
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True, pnginfo=carried)
     return small.getvalue()
+
+
+def drawn_from(path: Path, source: Path) -> bool:
+    """Whether that PNG is there and carries the digest of this table; what it looks like depends on the machine's fonts."""
+    from PIL import Image
+
+    if not path.is_file():
+        return False
+    with Image.open(path) as image:
+        return image.info.get("source sha256") == sha256(source)
 
 
 @contextmanager
@@ -386,6 +403,39 @@ def _context(study: Study) -> Figure:
     handles = [_handle(**_look(study, label), label=label) for label in study.labels]
     _legends(figure, [("drafter", handles)])
     return figure
+
+
+def draw_context_bench(table: Path) -> None:
+    """What `bench context` measured, over the length of the prefix, beside its CSV file and of the same name."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    rows = pd.read_csv(table)
+    rows["mib"] = rows.bytes / 2**20
+    panels = (("draft_ms", "one draft forward", "median (ms)"), ("update_ms", "taking a round's rows in", "median (ms)"), ("mib", "drafter state", "a request (MiB)"))
+    with _theme():
+        figure = Figure(figsize=(12.4, 3.6), layout="constrained")
+        handles = []
+        for axes, (column, title, unit) in zip(figure.subplots(1, 3), panels, strict=True):
+            handles = []
+            for place, (name, own) in enumerate(rows.groupby("context", sort=False)):
+                look = {"color": _palette()[place], "marker": MARKERS[place], "markersize": 4.5, "linewidth": 1.5}
+                axes.plot(own.tokens, own[column], **look)
+                handles.append(_handle(**look, label=str(name)))
+            axes.set_xscale("log", base=2)
+            lengths = sorted(rows.tokens.unique())
+            axes.set_xticks(lengths, [f"{length / 1024:.3g}" for length in lengths])
+            axes.minorticks_off()
+            axes.set(title=title, xlabel="tokens of the prefix (x 1,024)", ylabel=unit)
+            if column == "update_ms":
+                axes.set_ylim(bottom=0)
+            else:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        _despine(figure)
+        figure.suptitle("what a context costs behind a growing prefix\n", fontweight="bold", linespacing=0.5)
+        _legends(figure, [("context", handles)])
+        _save(figure, table.with_suffix(".png"), source=table)
 
 
 def _panels(

@@ -29,8 +29,9 @@ class Config:
     """`window` rows and `summary` entries a head (0: none), `boundary` state or none, and the target's `layers`.
 
     One layer a draft layer; None spreads them from the first to the last. `slots` says how slots differ: a learned table
-    of one row a slot, whose last row ("repeat") or linear interpolation ("interpolate": all slots move closer together)
-    serves a block longer than trained, or one learned vector that is turned slot by slot ("rotary"), for any number.
+    of one row a slot, whose last row ("repeat": the slot's number is clamped to the table) or linear interpolation
+    ("interpolate": all slots move closer together) serves a block longer than trained, or one learned vector that is turned
+    slot by slot ("rotary"), for any number.
     """
 
     layers: tuple[int, ...] | None = None

@@ -37,6 +37,8 @@ class Regenerate:
     """Folder of the store; runs/data/TARGET unless given."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type the target computes in; auto is bfloat16 on a GPU and float32 on a CPU."""
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles for a context that many times longer; what is trained on the answers needs the same."""
     threads: int | None = None
     """CPU threads; all cores unless given."""
 
@@ -83,7 +85,8 @@ def _regenerate(options: Regenerate) -> None:
         torch.set_num_threads(options.threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    target = load_target(options.target, dtype=None if options.dtype == "auto" else getattr(torch, options.dtype))
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    target = load_target(options.target, dtype=dtype, rope_scaling=options.rope_scaling)
     folder = options.output or runs_folder() / "data" / Path(options.target).name
     command = f"python -m treedraft.data {shlex.join(sys.argv[1:])}"
     with logging_redirect_tqdm(), tqdm(total=settings.tokens, unit=" tokens", disable=None, smoothing=0.02) as bar:

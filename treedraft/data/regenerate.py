@@ -297,6 +297,7 @@ def _provenance(target: Target, settings: Settings) -> Provenance:
         prompts_per_shard=settings.prompts_per_shard,
         batch_size=settings.batch_size,
         domains=domains,
+        rope_scaling=target.rope_scaling,
     )
 
 

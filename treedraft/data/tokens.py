@@ -37,7 +37,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What made a store. Two runs with equal provenance make the same shards."""
+    """What made a store. Two runs with equal provenance make the same shards.
+
+    `rope_scaling` is None where the target ran as it is; older manifests do not have it.
+    """
 
     target: str
     fingerprint: str
@@ -52,6 +55,7 @@ class Provenance:
     prompts_per_shard: int
     batch_size: int
     domains: tuple[str, ...]
+    rope_scaling: str | None = None
 
 
 class TokenStore:
@@ -95,11 +99,12 @@ class TokenStore:
         return total_counts(self.manifest["shards"])
 
     def check(self, target: Target) -> None:
-        """ValueError unless this target, with this tokenizer and chat template, made the store."""
+        """ValueError unless this target, with this tokenizer, chat template and rotary scaling, made the store."""
         made = self.provenance
         for what, expected, loaded in (
             ("weights and tokenizer", made.fingerprint, target.fingerprint()),
             ("chat template", made.template_hash, target.template_hash()),
+            ("rope scaling", made.rope_scaling or "none", target.rope_scaling or "none"),
         ):
             if expected != loaded:
                 raise ValueError(
@@ -182,8 +187,9 @@ def total_counts(shards: Sequence[dict[str, Any]]) -> dict[str, int]:
 def _provenance(folder: Path, manifest: dict[str, Any]) -> Provenance:
     given = manifest["provenance"]
     wanted = {field.name for field in fields(Provenance)}
-    if set(given) != wanted:
-        odd = sorted(wanted ^ set(given))
+    needed = wanted - {"rope_scaling"}
+    if not needed <= set(given) <= wanted:
+        odd = sorted((needed - set(given)) | (set(given) - wanted))
         raise ValueError(f"{folder / MANIFEST}: provenance lacks or does not know {', '.join(odd)}")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return Provenance(**values)

@@ -6,7 +6,7 @@ ablations/README.md, so that no number is typed by hand; `--check` only says wha
 Read: <grid>.json, <grid>.cells.csv, <grid>.prompts.csv, <grid>.controls.csv. Written: <grid>.md, <grid>.tex, <grid>-tau.png,
 <grid>-survival.png, <grid>-domains.png (of a grid that climbs the conditioning ladder <grid>-ladder.png in their place, of one
 whose prompts have several lengths <grid>-context.png),
-<grid>-slots.png, <grid>-calibration.png, <grid>-outputs.png. Results from before something was recorded say that it was not.
+<grid>-slots.png, <grid>-calibration.png, <grid>-outputs.png; and of bench-context.csv bench-context.png. Results from before something was recorded say that it was not.
 
 study.py reads, table.py prints, tables.py says what is in which table, slots.py and checks.py likewise, pages.py puts them together.
 """

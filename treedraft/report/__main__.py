@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treedraft.cli import parse_arguments, run_cli
+from treedraft.figures import draw_context_bench, drawn_from
 from treedraft.report.pages import fill_markers, filled, stale_files, write_report
 from treedraft.report.study import known_grids
 
@@ -33,14 +34,19 @@ def main() -> int:
     if not grids:
         raise ValueError(f"no *.cells.csv in {str(folder)!r}; run python -m treedraft.ablate first")
     documents = [path for path in _documents(folder) if path.is_file()]
+    bench = folder / "bench-context.csv"
     if arguments.check:
         stale = [path for grid in grids for path in stale_files(folder, grid)]
+        if bench.is_file() and not drawn_from(bench.with_suffix(".png"), bench):
+            stale.append(bench.with_suffix(".png"))
         stale += [path for path in documents if filled(path, folder) != path.read_text(encoding="utf-8")]
         for path in stale:
             print(path)
         return 1 if stale else 0
     for grid in grids:
         write_report(folder, grid)
+    if bench.is_file():
+        draw_context_bench(bench)
     for path in documents:
         fill_markers(path, folder)
     return 0

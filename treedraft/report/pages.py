@@ -136,6 +136,8 @@ def _bench_table(path: Path) -> str:
         where = f"{settings}; {where}" if settings else where
     else:
         parts = {"": alone}
+    if all(name.partition(" ")[0].isdigit() for name in parts):  # "2048 tokens" before "16384 tokens"
+        parts = dict(sorted(parts.items(), key=lambda part: int(part[0].partition(" ")[0])))
     names = dict.fromkeys(name for part in parts.values() for name in part)
     lines = ["| | " + " | ".join(map(_words, parts)) + " |", "| --- |" + " ---: |" * len(parts)]
     for name in names:

@@ -304,6 +304,8 @@ class Study:
         cells = self.cells if temperature is None else self.cells[self.cells.temperature == temperature]
         prompts, seeds = _span(cells.prompts), _span((cells.decodings / cells.prompts).round())
         targets = ", ".join(dict.fromkeys(self.cells.target.astype(str)))
+        scaled = set(self.cells.rope_scaling.dropna()) - {"none"} if "rope_scaling" in self.cells else set()
+        targets += "".join(f", rope scaling {scaling}" for scaling in sorted(scaled))
         size = f"n = {prompts} prompts x {seeds} sampling seed{'' if seeds == '1' else 's'}"
         return f"{size}, target {targets}; {self.hardware}; commit {self.commit}"
 

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+MOST_ROOM = 8192  # columns that are made before they are needed: behind a long prompt twice as many would lie idle
+
 
 class RowCache:
     """Keys and values of every layer, in one tensor `store` [2, layers, B, kv_heads, capacity, head_dim].
 
     Passed to a transformers model as its cache: the model calls `update` once a layer, which writes the new columns at
     `self.columns` and returns a view of the first `self.visible` columns without copying them. Capacity doubles when
-    it runs out.
+    it runs out, a large one grows by MOST_ROOM columns.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class RowCache:
         """Make room for so many columns."""
         if columns <= self.capacity:
             return
-        extra = max(columns, 2 * self.capacity) - self.capacity
+        extra = max(columns - self.capacity, min(self.capacity, MOST_ROOM))
         with torch.inference_mode(False):
             self.store = torch.nn.functional.pad(self.store, (0, 0, 0, extra))
 

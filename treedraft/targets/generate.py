@@ -39,7 +39,7 @@ def plain(
     """
     stops = set(target.eos_token_ids if stop is None else stop)
     sampler = Sampler(sampling, prompt, seed=seed, vocab_size=target.vocab_size)
-    logits = target.prefill(prompt).logits
+    logits = target.prefill(prompt, take=lambda _: None).logits
     emitted: list[int] = []
     for _ in range(_budget(target, prompt, max_new_tokens)):
         emitted.append(sampler.draw(logits[-1], emitted))
@@ -151,11 +151,9 @@ class _Batch:
         """Compute columns start .. end - 1 of a one-row cache."""
         if start == end:
             return
-        columns = torch.arange(start, end, device=self.target.device)
-        mask = torch.arange(end, device=self.target.device) <= columns[:, None]
-        cache.write_next(slice(start, end), end)
-        ids = torch.tensor(list(prompt[start:end]), device=self.target.device)
-        self.target.forward(ids[None], positions=columns[None], mask=mask[None, None], cache=cache)
+        ids = torch.tensor(list(prompt[start:end]), dtype=torch.int64, device=self.target.device)
+        for _ in self.target.fill(cache, ids, start=start):
+            pass
 
     def step(self) -> list[tuple[int, list[int]]]:
         """One token for every live row; the (prompt index, answer) pairs that it finished, whose rows are freed."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from treedraft.config import ntk_factor
+from treedraft.ops import prefill
 from treedraft.ops.memory import Rotary, Taps
 from treedraft.ops.packed import TARGET, can_pack, pack_linears, packed_head
 from treedraft.ops.tree_attention import hf as tree_glue
@@ -33,7 +34,8 @@ from treedraft.targets.graphs import MOVING_ANGLES, GraphedVerify, graphable
 
 FAMILIES = ("llama", "qwen3")
 TABLED = 4096  # positions whose rotary angles are kept
-PREFILL_ROWS = 2048  # of a prompt in one forward: a longer one's mask would grow with its square
+PREFILL_ROWS = 2048  # of a prompt in one forward: what that makes and drops again must not grow with the prompt
+TREE_ROOM = 1024  # columns behind a long prompt, so that the first trees do not copy the whole cache to grow it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +229,10 @@ class Target:
         """Start a request from prompt ids [P]: logits [1, V] after the last, taps [P, C]. ValueError if too long.
 
         The prompt goes through in chunks of `rows`. With `take` each chunk's taps [n, C] are handed over as they come,
-        and only the last chunk's are returned: nothing as long as the prompt is kept but the cache.
+        and only the last chunk's are returned: nothing as long as the prompt is made but the cache.
         """
+        self.check_prompt(ids)
+        self.cache.reserve(len(ids) + min(len(ids), TREE_ROOM))
         verified = self.prefill_cache(self.cache, ids, take=take, rows=rows)
         self.length, self._pending = len(ids), 0
         return verified
@@ -242,19 +246,29 @@ class Target:
         self.check_prompt(ids)
         tokens = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         parts: list[Tensor] = []
-        last, start = tokens, 0
-        for chunk in tokens.split(rows):
-            end = start + len(chunk)
-            cache.write_next(slice(start, end), end)
-            positions = torch.arange(start, end, device=self.device)
-            mask = torch.arange(end, device=self.device) <= positions[:, None]
-            last, taps = self.forward(chunk[None], positions=positions[None], mask=mask[None, None], cache=cache)
+        end = tokens[:0]
+        for last, taps in self.fill(cache, tokens, rows=rows):
             if take is not None:
                 take(taps[0])
                 parts.clear()
             parts.append(taps[0])
+            end = last[0, -1:]
+        return Verified(logits=self.head(end), taps=torch.cat(parts))
+
+    @torch.no_grad()
+    def fill(
+        self, cache: RowCache, tokens: Tensor, *, start: int = 0, rows: int = PREFILL_ROWS
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run tokens [n] through the model behind `start` columns of a cache of one row, `rows` at a time.
+
+        Yields the last hidden states [1, rows, H] and taps [1, rows, C] of every chunk.
+        """
+        for chunk in tokens.split(rows):
+            end = start + len(chunk)
+            cache.write_next(slice(start, end), end)
+            positions = torch.arange(start, end, device=self.device)
+            yield self.forward(chunk[None], positions=positions[None], cache=cache)
             start = end
-        return Verified(logits=self.head(last[0, -1:]), taps=torch.cat(parts))
 
     def check_prompt(self, ids: Sequence[int] | Tensor) -> None:
         """ValueError if there is no token to start from, or no room for another one."""
@@ -305,7 +319,8 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """Last hidden states [B, n, H] (after the final norm) and taps [B, n, C] of ids [B, n].
 
-        `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal.
+        `mask` is boolean, [B or 1, 1, n, columns], true where a row may look; without one the rows are causal, the last of
+        those that a cache then holds.
         """
         return self._forward(ids, positions, mask, cache, {})
 
@@ -320,15 +335,16 @@ class Target:
         self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         recording = Recording(cache, self.taps.cached) if self.taps.cached else None
-        if recording is not None and mask is None:
-            # Given a cache, transformers would work out a mask from its length.
-            mask = torch.ones((ids.shape[1], ids.shape[1]), dtype=torch.bool, device=ids.device).tril()[None, None]
-        store = cache if recording is None else recording
+        store, attention = cache if recording is None else recording, contextlib.nullcontext()
         if store is not None:
             extra = {self.cache_argument: store, **extra}
+        if store is not None and mask is None:
+            # Given a cache, transformers would work out a mask from its length.
+            mask, attention = tree_glue.no_mask(ids.device), prefill.installed(self.config)
         base: Any = self.model.model  # pyright: ignore
         self._outputs.clear()
-        output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
+        with attention:
+            output = base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=store is not None, **extra)
         self._outputs[self.num_layers - 1] = output.last_hidden_state
         parts = [self._outputs[layer] for layer in self.taps.layers]
         if recording is not None:

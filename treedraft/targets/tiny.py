@@ -17,13 +17,14 @@ def load(
     num_layers: int = 2,
     family: str = "qwen3",
     tied: bool = True,
+    num_heads: int = 4,
     kv_heads: int = 2,
     max_length: int = 512,
     rope: dict | None = None,
     sharpness: float = 4.0,
     attention: str = "auto",
 ) -> Target:
-    """Hidden size 32, 4 query heads; weights from `seed`. `sharpness` scales the head, so that greedy text is not flat.
+    """Heads of 8, a hidden size of 8 a query head; weights from `seed`. `sharpness` scales the head, so that greedy text is not flat.
 
     The last two real ids are end-of-text and mask.
     """
@@ -36,10 +37,10 @@ def load(
     rows = padded_vocab_size or vocab_size
     config = config_class(
         vocab_size=rows,
-        hidden_size=32,
+        hidden_size=8 * num_heads,
         intermediate_size=64,
         num_hidden_layers=num_layers,
-        num_attention_heads=4,
+        num_attention_heads=num_heads,
         num_key_value_heads=kv_heads,
         head_dim=8,
         max_position_embeddings=max_length,
@@ -55,7 +56,7 @@ def load(
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 torch.nn.init.normal_(weight, std=1.0 if "embed" in name or "lm_head" in name else 0.3)
-    model.model.norm.weight.data.fill_(sharpness / 32**0.5)
+    model.model.norm.weight.data.fill_(sharpness / config.hidden_size**0.5)
     model = model.to(device=torch.device(device or "cpu"), dtype=dtype or torch.float32)
     tokenizer = byte_tokenizer(vocab_size)
     return Target(name="tiny", model=model, tokenizer=tokenizer, mask_token_id=vocab_size - 1, attention=attention)
