@@ -87,6 +87,8 @@ def test_bad_values_are_named(kind: type, values: dict, words: str) -> None:
         ("correction", {"name": "attention", "input": "fused"}, r"correction 'attention': unknown key 'input' \(did you mean 'inputs'"),
         ("correction", {"name": "attention", "inputs": "everything"}, "inputs = 'everything'"),
         ("correction", {"name": "markov", "rank": 0}, "correction.rank is 0"),
+        ("correction", {"name": "markov", "size": 0}, "correction.size is 0"),
+        ("correction", {"name": "markov", "size": 1, "rank": 3}, "set one of them"),
         ("correction", {"name": "none", "rank": 3}, "unknown key 'rank'"),
         ("backbone", {"name": "causl"}, "unknown backbone 'causl'.*'causal'"),
         ("backbone", {"name": "causal", "num_layers": 0}, "num_layers is 0"),
