@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from treedraft import report
-from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
+from treedraft.metrics import Counts, Rounds, draw_prompts, draw_seeds, paired_difference, seeded_difference, spine_counts
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
 from treedraft.report.pages import filled
 from treedraft.report.slots import calibration_error, calibration_table, slot_shares, slot_table
@@ -181,6 +181,7 @@ def counts(folder: Path, label: str, train_seed: int, depth: int, mode: str) -> 
         prompts=[r["prompt"] for r in rows],
         emitted=[float(r["emitted"]) for r in rows],
         rounds=[float(r["rounds"]) for r in rows],
+        domains=[r["domain"] for r in rows],
     )
 
 
@@ -199,12 +200,46 @@ def test_intervals_are_those_of_metrics(results: Path) -> None:
         counts(results, "causal/markov", 0, 15, "tree"), counts(results, "causal/none", 0, 15, "tree")
     )
     assert (one.value, one.low, one.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+    arms = {label: [counts(results, label, seed, 15, "tree") for seed in range(3)] for label in ("causal/attention", "bidirectional/markov")}
     several = difference(study, "causal/attention", "causal/none").difference
-    arms = [counts(results, "causal/attention", seed, 15, "tree") for seed in range(3)]
-    expected = seeded_difference(arms, [counts(results, "causal/none", 0, 15, "tree")])
+    expected = seeded_difference(arms["causal/attention"], [counts(results, "causal/none", 0, 15, "tree")])
     assert (several.value, several.low, several.high) == pytest.approx(
         (expected.value, expected.low, expected.high), abs=1e-12
     )
+    both = [study.arm(label, 1.0, "tree", 15) for label in arms]
+    paired = report.compare(*both, study.domains).difference
+    expected = seeded_difference(*arms.values(), together=True)
+    assert (paired.value, paired.low, paired.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+    apart = seeded_difference(*arms.values())
+    assert apart.value == pytest.approx(paired.value) and (apart.low, apart.high) != (paired.low, paired.high)
+    with pytest.raises(ValueError, match="3 and 1 training seeds cannot be drawn together"):
+        seeded_difference(arms["causal/attention"], arms["bidirectional/markov"][:1], together=True)
+
+
+def test_prompts_are_drawn_within_their_domains() -> None:
+    domains = np.array(["math", "code", "math", "chat", "math"])
+    weights = draw_prompts(np.random.default_rng(0), domains, 4000)
+    for name, size in (("math", 3), ("code", 1), ("chat", 1)):
+        assert (weights[:, domains == name].sum(1) == size).all()
+    assert weights.mean(0) == pytest.approx(np.ones(5), abs=0.05) and weights[:, 0].max() == 3
+
+
+def test_drawn_seeds_spread_as_their_mean_does() -> None:
+    """The variance of a mean of K values is s^2 / K, s^2 with K - 1 in the denominator."""
+    for taus in ([4.0, 4.5, 4.1], [4.0, 4.5], [3.0, 4.0, 5.0, 7.0]):
+        drawn = np.array(taus)[draw_seeds(np.random.default_rng(0), len(taus), 100_000)].mean(1)
+        assert drawn.var() == pytest.approx(np.var(taus, ddof=1) / len(taus), rel=0.02)
+    assert (draw_seeds(np.random.default_rng(0), 1, 5) == 0).all()
+
+
+def test_what_a_seed_does_to_both_arms_is_no_difference() -> None:
+    """Two arms that every seed moves alike: drawn together they differ by what they do, drawn apart by luck as well."""
+    prompts = [f"p{number}" for number in range(30)]
+    one, two = ([Counts(prompts=prompts, emitted=[lead + luck] * 30, rounds=[1.0] * 30) for luck in (4.0, 5.0, 7.0)] for lead in (0.5, 0.0))
+    found = seeded_difference(one, two, together=True, draws=500)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    apart = seeded_difference(one, two, draws=500)
+    assert apart.low < -1 and apart.high > 2
 
 
 def test_tau_and_domains_are_those_of_the_cells(results: Path) -> None:
@@ -233,7 +268,7 @@ def test_a_verdict_needs_an_interval_and_a_margin(
     setting = report.Setting(temperature=1.0, mode="tree", depth=15)
     arm = report.Arm(
         label="a/b", setting=setting, prompts=tuple(map(str, range(prompts))), domains=np.array(["math"] * prompts),
-        sums=sums, bootstrap=report.Bootstrap(prompts, draws=10), survival=np.ones(15),
+        sums=sums, bootstrap=report.Bootstrap(["math"] * prompts, draws=10), survival=np.ones(15),
     )  # fmt: skip
     value, low, high = interval
     gaps = {"math": 0.2, "chat": -0.1}
@@ -530,7 +565,8 @@ def test_sampling_seeds_are_paired_by_prompt(newer: Path) -> None:
     with (newer / "made.prompts.csv").open() as stream:
         rows = [r for r in csv.DictReader(stream) if (r["label"], r["depth"], r["mode"], r["temperature"]) == ("causal/none", "7", "tree", "1.0")]
     arms = [
-        Counts(prompts=[r["prompt"] for r in own], emitted=[float(r["emitted"]) for r in own], rounds=[float(r["rounds"]) for r in own])
+        Counts(prompts=[r["prompt"] for r in own], emitted=[float(r["emitted"]) for r in own], rounds=[float(r["rounds"]) for r in own],
+               domains=[r["domain"] for r in own])
         for own in ([r for r in rows if r["sampling_seed"] == seed] for seed in "01")
     ]
     found, expected = seed_difference(study, arm), paired_difference(*arms)
