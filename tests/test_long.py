@@ -13,6 +13,7 @@ import pytest
 from treedraft import ablate, cells, report
 from treedraft.cells import Workbench, collect, is_timed, write_rows
 from treedraft.config import DataConfig
+from treedraft.controls import control_rows
 from treedraft.data import prompts, regenerate, world
 from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings
@@ -178,7 +179,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
         assert not any(map(is_timed, grid.cells))
         assert ablate._run(list(grid.cells), [grid], ablate.Arguments(jobs=1, cache_gb=0.1)) == {}
         assert all(map(is_timed, grid.cells))
-        write_rows(folder, grid, *collect(grid.cells, {}, "long"))
+        write_rows(folder, grid, *collect(grid.cells, {}, "long"), control_rows(list(grid.cells)))
     return folder, grid
 
 
@@ -229,6 +230,7 @@ def test_the_report_has_a_row_a_length_and_a_figure(finished: tuple[Path, Grid])
     assert {path.name for path in folder.glob("*.png")} == {"long-context.png", *others}
     page = (folder / "long.md").read_text()
     assert "![Context](long-context.png)" in page and page.count("state KiB") == 1
+    assert "in these results" not in page and "| tree context 350 |" in page[page.index("## Controls") :] and "| NO |" not in page
     assert len(study.comparisons) == 2 * 2, "pairs, lengths"
 
 

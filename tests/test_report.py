@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -572,6 +573,27 @@ def test_sampling_seeds_are_paired_by_prompt(newer: Path) -> None:
     found, expected = seed_difference(study, arm), paired_difference(*arms)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+
+
+def test_sampling_seeds_that_are_not_alike_are_seen(newer: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    def row(change: Callable[[Any], Any]) -> list[str]:
+        prompts = change(pd.read_csv(newer / "made.prompts.csv", keep_default_na=False))
+        prompts.to_csv(tmp_path / "made.prompts.csv", index=False)
+        table = control_table(report.load_study(tmp_path, "made"))
+        return next(row for row in table.rows if row[0] == "two sampling seeds" and row[3] == "1")
+
+    for name in ("made.json", "made.cells.csv"):
+        (tmp_path / name).write_bytes((newer / name).read_bytes())
+    fair = row(lambda prompts: prompts)
+    assert fair[-1] == "yes" and fair[4].endswith("of 8 arms hold 0") and fair[5].startswith("0 within 0.")
+    # One sampling seed of another law, and one that is the other again.
+    better = row(lambda prompts: prompts.assign(emitted=prompts.emitted + 30 * (prompts.sampling_seed == 1)))
+    assert better[-1] == "NO" and "; 0 of 8" in better[4] and better[4].startswith("-1.")
+    first = ["cell", "prompt"]
+    again = row(lambda prompts: prompts.assign(emitted=prompts.groupby(first).emitted.transform("first")))
+    assert again[4:] == ["the same outputs", "two sets of outputs", "NO"]
 
 
 def test_power_says_how_wide_intervals_are(newer: Path) -> None:
