@@ -433,6 +433,33 @@ def test_a_benchmark_is_a_table(tmp_path: Path) -> None:
     assert "| share | 0.5 |" in readme.read_text()
 
 
+def test_a_suite_has_a_budget(tmp_path: Path) -> None:
+    """Two grids that share an arm: it is trained once, and hours are those of what was trained."""
+    import pandas as pd
+
+    folder = tmp_path / "results"
+    for name, labels in (("one", CORE[:2]), ("two", CORE[1:3])):
+        make_grid(folder, name, labels=labels, depths=(7,), prompts=3, train_seeds={CORE[1]: 2})
+        path = folder / f"{name}.cells.csv"
+        cells = pd.read_csv(path, keep_default_na=False)
+        cells["train_seconds"] = 3600.0 * (1 + cells.label.map(CORE.index) + cells.train_seed / 4)
+        cells.to_csv(path, index=False)
+    (tmp_path / "both.toml").write_text('question = "?"\ngrids = ["one", "two", "three"]\n')
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table: budget both -->\n<!-- end -->\n")
+    report.fill_markers(readme, folder)
+    for row in ("| one | 12 | 3 | 3 | 400 | 3 | 3 | 5.25 |", "| two | 12 | 3 | 1 | 400 | 3 | 3 | 3.00 |",
+                "| three | - | - | - | - | - | - | not run |", "| all | 24 | 6 | 4 |  |  |  | 8.25 |"):  # fmt: skip
+        assert row in readme.read_text()
+    (tmp_path / "three.toml").write_text('question = "?"\n')
+    readme.write_text("<!-- table: three headline -->\n<!-- end -->\n")
+    report.fill_markers(readme, folder)
+    assert "*Not run yet: `python -m treedraft.ablate --grid three --output ablations/results`.*" in readme.read_text()
+    readme.write_text("<!-- table: budget three -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=r"three.toml: it names no grids"):
+        report.fill_markers(readme, folder)
+
+
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     for arguments in (["--folder", tmp_path], ["--folder", tmp_path, "--grid", "core"], ["--folders", tmp_path]):
         answer = command(*arguments)

@@ -300,7 +300,7 @@ class Study:
     def source(self, temperature: float | None = None) -> str:
         """Who was measured on how much, where: the end of every caption."""
         cells = self.cells if temperature is None else self.cells[self.cells.temperature == temperature]
-        prompts, seeds = _span(cells.prompts), _span((cells.decodings / cells.prompts).round())
+        prompts, seeds = span(cells.prompts), span((cells.decodings / cells.prompts).round())
         targets = ", ".join(dict.fromkeys(self.cells.target.astype(str)))
         size = f"n = {prompts} prompts x {seeds} sampling seed{'' if seeds == '1' else 's'}"
         return f"{size}, target {targets}; {self.hardware}; commit {self.commit}"
@@ -479,7 +479,7 @@ def same_drafter(first: Arm, second: Arm, *, ratio: bool) -> Interval | None:
     return interval_of(first.tau - second.tau, one - other)
 
 
-def _span(numbers: Frame) -> str:
+def span(numbers: Frame) -> str:
     low, high = int(numbers.min()), int(numbers.max())
     return f"{low}" if low == high else f"{low} to {high}"
 
