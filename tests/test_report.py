@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from treedraft import report
-from treedraft.metrics import Counts, Rounds, draw_prompts, draw_seeds, paired_difference, seeded_difference, spine_counts
+from treedraft.metrics import (
+    Counts,
+    Rounds,
+    draw_prompts,
+    draw_seeds,
+    paired_difference,
+    seeded_difference,
+    spine_counts,
+)
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
 from treedraft.report.pages import filled
 from treedraft.report.slots import calibration_error, calibration_table, slot_shares, slot_table

@@ -313,7 +313,8 @@ def override(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
             table = table[_place(table, name, key)] if isinstance(table, list) else table.setdefault(name, {})
             if not isinstance(table, (dict, list)):
                 raise ValueError(f"--set {key}: {name} is a value, not a table")
-        table[_place(table, last, key) if isinstance(table, list) else last] = value
+        place: Any = _place(table, last, key) if isinstance(table, list) else last
+        table[place] = value
     return result
 
 
