@@ -149,7 +149,7 @@ if target:
     display(figures.tree_figure(best.tree, text_of, path=best.path, bonus=following, title=f"smollm2-135m, round {number + 1}"))
 
 # %% [markdown]
-# *Where the drafter is sure the tree is a line, where it is not the tree fans out.*
+# *Where a drafter is sure a tree is a line, where it is not the tree fans out.*
 
 # %%
 if target:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from treedraft import ablate
 from treedraft.grid import Arm, Grid, load_grid, load_grids
 
 FOLDER = Path(__file__).parents[1] / "ablations"
@@ -95,3 +97,12 @@ def test_core_is_the_same_question_on_smollm2() -> None:
         assert decoded(other, key) == decoded(pocket, key)
     assert [arm.label for arm in other.arms] == [arm.label for arm in pocket.arms] and other.comparisons() == pocket.comparisons()
     assert {(arm.target, arm.drafter.draft_vocab_size) for arm in other.arms} == {("smollm2-135m", 8192)}
+
+
+def test_another_target_does_not_write_over_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["ablate", "--grid", "core", "--output", str(FOLDER / "results"), "--dry-run"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert ablate.main() == 0 and capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*command, "--target", "smollm2-135m"])
+    with pytest.raises(ValueError, match=r"core.cells.csv has results of pocket, not of smollm2-135m: give another folder"):
+        ablate.main()
