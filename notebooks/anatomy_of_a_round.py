@@ -67,8 +67,7 @@ path, bonus = accept(tree, lambda path: int(verified.logits[path[-1]].argmax()))
 figures.tree_figure(tree, text_of, path=path, bonus=bonus)
 
 # %% [markdown]
-# *Blue is what the target would have written anyway. It may leave the likeliest branch: a single chain, the top row, would have
-# ended there.*
+# *Blue is what the target would have written anyway. Where it leaves the likeliest branch, the top row, a single chain ends.*
 
 # %% [markdown]
 # ## What the target saw
