@@ -66,6 +66,11 @@ def test_full_has_one_seed_and_the_campaign_three() -> None:
     assert {cell.evaluate.count for cell in headline} == {480} and {cell.decode.depth for cell in headline} >= {15, 23}
 
 
+def test_the_power_can_be_read_before_the_rest_is_run() -> None:
+    """`--grid seeds` alone trains and measures what the campaign would."""
+    assert load_grid(FOLDER / "seeds.toml").cells == suite("campaign")["seeds"].cells
+
+
 @pytest.mark.parametrize("name", ["full", "campaign"])
 def test_what_grids_have_in_common_is_trained_once(name: str) -> None:
     """Six arms of the core serve as many as they can: all of `depth` and `ladder`, and one or more of every other grid."""
