@@ -82,7 +82,7 @@ sys.modules["my_package.nudge"] = sys.modules["__main__"]
 # %% [markdown]
 # ## Training text
 #
-# A drafter learns from the target's own answers. Some thousand tokens of them are enough to see a difference.
+# A drafter learns from the target's own answers; here from some thousand tokens of them.
 
 # %%
 bench = Workbench("pocket", cache_gb=1)
@@ -107,7 +107,7 @@ evaluate = { count = 30, seeds = [0], max_new_tokens = 64 }
 compare = [["*/nudge", "*/none"], ["*/nudge", "*/markov"]]
 
 [[arms]]
-correction = ["none", { name = "markov", rank = 64 }, { name = "my_package.nudge" }]
+correction = ["none", { name = "markov", size = 1 }, { name = "my_package.nudge" }]
 """)
 grid = load_grid(grid_file)
 for arm in grid.arms:
@@ -137,7 +137,7 @@ panels = {
 figures.curves_figure(panels, x="draft position d (tokens)", y="share of rounds that accept at least d", title="How far drafts get")
 
 # %% [markdown]
-# *The nudge, like Markov, keeps more rounds alive at every depth than no correction does. Is the difference more than luck?*
+# *A line above another keeps more rounds alive. Is the difference more than luck?*
 
 # %%
 Markdown(report.comparison_table(study, 1.0).markdown())

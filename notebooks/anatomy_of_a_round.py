@@ -67,8 +67,7 @@ path, bonus = accept(tree, lambda path: int(verified.logits[path[-1]].argmax()))
 figures.tree_figure(tree, text_of, path=path, bonus=bonus)
 
 # %% [markdown]
-# *Blue is what the target would have written anyway. It may leave the likeliest branch: a single chain, the top row, would have
-# ended there.*
+# *Blue is what the target would have written anyway. Where it leaves the likeliest branch, the top row, a single chain ends.*
 
 # %% [markdown]
 # ## What the target saw
@@ -149,7 +148,7 @@ if target:
     display(figures.tree_figure(best.tree, text_of, path=best.path, bonus=following, title=f"smollm2-135m, round {number + 1}"))
 
 # %% [markdown]
-# *Where the drafter is sure the tree is a line, where it is not the tree fans out.*
+# *Where a drafter is sure a tree is a line, where it is not the tree fans out.*
 
 # %%
 if target:

@@ -80,8 +80,8 @@ figures.curves_figure(
 )
 
 # %% [markdown]
-# *Without its correction a block knows less the further a slot is from the anchor. With it the fall is slower: the token before
-# says most of what the anchor no longer tells. (Each backbone was trained with its correction; alone it is not a trained drafter.)*
+# *What lies between the lines of a panel is what the correction adds: a block alone does not know which tokens its slots take. (Each
+# backbone was trained with its correction; alone it is not a trained drafter.)*
 
 # %% [markdown]
 # ## One block, word by word
@@ -113,7 +113,7 @@ rows |= {f"{name} {which}": words(winners(name, which, chosen)[place]) for name 
 figures.words_figure(rows, reference="the target", title=f"{trajectories[chosen].prompt}: the block that corrections help most")
 
 # %% [markdown]
-# *Off, slots repeat or skip words that their neighbours took; on, the words follow each other.*
+# *Off, a slot does not know what its neighbours took; on, it knows the words before it.*
 
 # %% [markdown]
 # ## Where they disagree
@@ -130,11 +130,11 @@ shares = {
 figures.shares_figure(shares, x="draft position (tokens)", y="share of blocks", title="Whose likeliest token is the target's?")
 
 # %% [markdown]
-# *Mostly both are right or both are wrong. The blue part grows with depth: the further from the anchor, the more it helps to
-# read the whole branch. (One checkpoint each: this is about these two drafters.)*
+# *One checkpoint each: this is about these two drafters.* In numbers, over all slots and at both ends of a block:
 
 # %%
-pd.DataFrame({"share of all slots": {name: f"{values.mean():.1%}" for name, values in shares.items()}})
+parts = {"all slots": slice(None), "first five": slice(5), "last five": slice(-5, None)}
+pd.DataFrame({where: {name: f"{values[part].mean():.1%}" for name, values in shares.items()} for where, part in parts.items()})
 
 # %% [markdown]
 # ## Examples
@@ -178,9 +178,6 @@ examples("attention", "Markov")
 examples("Markov", "attention")
 
 # %% [markdown]
-# *The mistakes are sure ones, and of every kind: structure (where a line or a sentence ends), numbers, words.*
-
-# %% [markdown]
 # ## One token, two places
 #
 # Take two places with the same token before them. The Markov bias has to be the same at both; the attention layer may tell
@@ -208,7 +205,7 @@ figures.pairs_figure(
 )
 
 # %% [markdown]
-# *Markov's points lie on the line, as the equation of its vanilla head says; attention's do not: it reads the whole branch.*
+# *Markov's points lie on the line, as the equation of its vanilla head says; attention's need not: it reads the whole branch.*
 
 # %% [markdown]
 # ## What they raise
@@ -228,6 +225,6 @@ frequent = [token for token, _ in behind.most_common(40)][::5]
 pd.DataFrame({repr(target.tokenizer.decode([token])): {name: raised(name, token) for name in drafters} for token in frequent}).T
 
 # %% [markdown]
-# *Both raise what may follow the token before: what a block alone cannot know, since it does not see which token that is.*
+# *What a block alone cannot know, since it does not see which token stands before a slot.*
 #
 # Next: [write a correction of your own](add_your_own_correction.ipynb).

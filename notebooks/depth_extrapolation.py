@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Depth extrapolation
 #
-# All drafters here were trained to draft 15 tokens. What happens if they are asked for 23, or only for 7? The curves come from the
-# committed results of `python -m treedraft.ablate --grid core`; at the end a shipped drafter is decoded live.
+# All drafters here were trained to draft 15 tokens. What happens if they are asked for more, up to twice as many, without being
+# trained again? The curves come from the committed results of `python -m treedraft.ablate --grid depth`; at the end a shipped drafter
+# is decoded live.
 
 # %%
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from IPython.display import Markdown
 
 from treedraft import figures, generate, load_drafter, load_target, report
@@ -15,7 +17,7 @@ from treedraft.config import DecodeConfig
 from treedraft.data.prompts import prompt_set
 from treedraft.metrics import survival
 
-study = report.load_study(Path("../ablations/results"), "core")
+study = report.load_study(Path("../ablations/results"), "depth")
 print(study.question)
 print(study.source())
 
@@ -28,8 +30,7 @@ print(study.source())
 figures.draw(study, "tau")
 
 # %% [markdown]
-# *Each line is a drafter, each bar a 95 % interval over prompts; the dotted line is the trained depth. Past it the lines hardly
-# move: the extra slots are seldom reached.*
+# *Each line is a drafter, each bar a 95 % interval over prompts; the dotted line is the trained depth.*
 
 # %% [markdown]
 # The same as a table: what another depth changes, paired by prompt.
@@ -38,7 +39,7 @@ figures.draw(study, "tau")
 Markdown(report.extrapolation_table(study, study.headline_temperature).markdown())
 
 # %% [markdown]
-# *A causal backbone's first slots do not know how many follow, so its chain at 7 is the beginning of its chain at 15. In a
+# *A causal backbone's first slots do not know how many follow, so its chain at 15 is the beginning of its chain at 31. In a
 # bidirectional block every slot sees all others: another length is another block.*
 
 # %% [markdown]
@@ -50,8 +51,17 @@ Markdown(report.extrapolation_table(study, study.headline_temperature).markdown(
 figures.draw(study, "survival")
 
 # %% [markdown]
-# *On this scale a straight line is a constant chance to get one token further. Without a correction the lines fall fast: each
-# slot guesses without knowing what the others chose. Nothing breaks at the trained depth.*
+# *On this scale a straight line is a constant chance to get one token further; a bend at the dotted line would say that drafting
+# beyond it is something else.* What there is to gain beyond the trained depth is bounded by the rounds that get there:
+
+# %%
+deepest = max(setting.depth for setting in study.settings)
+arms = {label: study.arm(label, study.headline_temperature, "tree", deepest) for label in study.labels}
+shares = {
+    f"rounds that accept {depth} drafts": {label: f"{arm.survival[depth - 1]:.2%}" for label, arm in arms.items()}
+    for depth in (7, 15, 23, deepest)
+}
+pd.DataFrame(shares)
 
 # %% [markdown]
 # ## End the drafts where you like
@@ -60,15 +70,15 @@ figures.draw(study, "survival")
 # that end at $d$ give?
 
 # %%
-figures.slider(lambda depth: figures.depth_figure(study, depth), range(1, 24), start=15, name="depth")
+figures.slider(lambda depth: figures.depth_figure(study, depth), range(1, deepest + 1), start=15, name="depth")
 
 # %% [markdown]
-# *Most of tau comes from the first few slots. (A rendered file shows the trained depth; with a running kernel the slider redraws.)*
+# *A rendered file shows the trained depth; with a running kernel the slider redraws.*
 
 # %% [markdown]
 # ## Live, at depth 23
 #
-# `pocket` and its causal-attention drafter, which was trained longer than those of the grid. Chains of 23 drafts, greedy.
+# `pocket` and the causal-attention drafter that ships for it. Chains of 23 drafts, greedy.
 
 # %%
 target = load_target("pocket")
@@ -78,6 +88,7 @@ prompts = prompt_set("world", count=12)
 results = [generate(target, drafter, target.encode_chat(prompt.turns), config=config, max_new_tokens=96) for prompt in prompts]
 
 longest = max(range(len(prompts)), key=lambda number: max(len(item.path) for item in results[number].rounds))
+print(f"the drafter: {drafter.provenance['training']['steps']:,} steps of training; those of the grid: {int(study.cells.train_steps.max()):,}")
 print(prompts[longest].turns[-1], results[longest].text, sep="\n\n")
 
 # %% [markdown]
@@ -114,6 +125,4 @@ print(f"{len(accepted)} rounds on {len(prompts)} prompts, mean accepted {accepte
 print(f"{beyond} rounds ({beyond / len(accepted):.1%}) went past the trained depth of {drafter.depth}")
 
 # %% [markdown]
-# *The curves pass the trained depth without a step: nothing breaks there, but few rounds get so far.*
-#
 # Next: [what the two corrections do](corrections_compared.ipynb).

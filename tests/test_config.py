@@ -87,6 +87,8 @@ def test_bad_values_are_named(kind: type, values: dict, words: str) -> None:
         ("correction", {"name": "attention", "input": "fused"}, r"correction 'attention': unknown key 'input' \(did you mean 'inputs'"),
         ("correction", {"name": "attention", "inputs": "everything"}, "inputs = 'everything'"),
         ("correction", {"name": "markov", "rank": 0}, "correction.rank is 0"),
+        ("correction", {"name": "markov", "size": 0}, "correction.size is 0"),
+        ("correction", {"name": "markov", "size": 1, "rank": 3}, "set one of them"),
         ("correction", {"name": "none", "rank": 3}, "unknown key 'rank'"),
         ("backbone", {"name": "causl"}, "unknown backbone 'causl'.*'causal'"),
         ("backbone", {"name": "causal", "num_layers": 0}, "num_layers is 0"),
@@ -127,6 +129,12 @@ def test_override_copies() -> None:
     assert values == {"train": {"steps": 5}, "target": "tiny"}
     with pytest.raises(ValueError, match="target is a value"):
         override(values, {"target.name": "x"})
+    arms = {"arms": [{"context": ["full", {"name": "longspark", "window": 64}]}]}
+    assert override(arms, {"arms.0.context.1.window": 256})["arms"][0]["context"][1]["window"] == 256
+    assert override(arms, {"arms.0.context.0": "other"})["arms"][0]["context"][0] == "other" and arms["arms"][0]["context"][0] == "full"
+    for key in ("arms.1.backbone", "arms.first.backbone", "arms.-1"):
+        with pytest.raises(ValueError, match="no place in a list of 1"):
+            override(arms, {key: "x"})
 
 
 def test_equal_configs_have_equal_hashes() -> None:
@@ -194,6 +202,12 @@ def test_a_suite_is_its_grids_which_share_trainings(tmp_path: Path) -> None:
     assert (one.name, two.name) == ("one", "two") and {arm.train_id for arm in one.arms} == {arm.train_id for arm in two.arms}
     assert load_grids(tmp_path / "one.toml") == [load_grid(tmp_path / "one.toml")]
     assert {arm.train.steps for grid in load_grids(suite, settings={"train.steps": 9}) for arm in grid.arms} == {9}
+    suite.write_text('question = "all"\ngrids = ["one", "two"]\n[set]\n"train.steps" = 8\n[set.two]\n"train.steps" = 9\n')
+    assert [{arm.train.steps for arm in grid.arms} for grid in load_grids(suite)] == [{8}, {9}]
+    assert {arm.train.steps for grid in load_grids(suite, settings={"train.steps": 7}) for arm in grid.arms} == {7}, "a flag goes before"
+    suite.write_text('question = "all"\ngrids = ["one"]\n[set.two]\n"train.steps" = 9\n')
+    with pytest.raises(ValueError, match=r"suite.toml \[set\]: unknown table 'two'"):
+        load_grids(suite)
     suite.write_text('question = "all"\ngrids = ["one", "tow"]\n')
     with pytest.raises(ValueError, match="suite.toml: unknown grid 'tow'.*did you mean 'two'"):
         load_grids(suite)
@@ -208,9 +222,22 @@ def test_arms_that_train_differently_are_told_apart_and_share_what_is_equal(tmp_
     assert len(grid.arms) == 8
     alone = load_grid(write(tmp_path, plain + 'objective = "forward_kl"\ndecay = 7.0\n'))
     assert alone.arms[0].label == name and alone.arms[0].train_id in {arm.train_id for arm in grid.arms}
-    methods = load_grid(write(tmp_path, plain + '[[arms]]\nmethod = ["dflash", "jetspec++"]\n'))
-    assert [arm.label for arm in methods.arms] == ["dflash", "jetspec++"]
+    methods = load_grid(write(tmp_path, plain + '[[arms]]\nmethod = ["dflash", "jetspec++"]\n[[arms]]\nmethod = "dspark"\nblock_size = [7, 15]\n'))
+    assert [arm.label for arm in methods.arms] == ["dflash", "jetspec++", "dspark/b7", "dspark/b15"]
+    assert [arm.drafter.depth for arm in methods.arms] == [15, 15, 7, 15] and methods.arms[3].drafter.layout == "anchor-first"
     assert methods.arms[1].name == "tiny-causal-attention-s0"
+
+
+def test_what_changes_nothing_is_in_no_name(tmp_path: Path) -> None:
+    """How often a training is saved, and the seeds of a sampling where nothing is drawn."""
+    path = write(tmp_path, GRID)
+    first, saved = load_grid(path), load_grid(path, settings={"train.checkpoint_every": 7})
+    assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in saved.cells]
+    settings = [{"decode.temperature": [1.0, 0.0], "evaluate.seeds": list(seeds)} for seeds in ((0, 1), (0, 1, 2))]
+    seeds = [load_grid(path, settings=each).cells for each in settings]
+    greedy = [cell.decode.temperature == 0 for cell in seeds[0]]
+    assert [one.cell_id == two.cell_id for one, two in zip(*seeds, strict=True)] == greedy and {*greedy} == {True, False}
+    assert {cell.evaluate.seeds for cell in seeds[1]} == {(0,), (0, 1, 2)}
 
 
 def test_labels_name_the_numbers_in_which_drafters_differ(tmp_path: Path) -> None:

@@ -62,3 +62,17 @@ def test_controls_belong_to_one_set_of_outputs() -> None:
         grid = load_grid(ROOT / "ablations" / "smoke.toml", settings={**SMALL, **settings})
         paths += [control.path for control in controls.controls_of(list(grid.cells)) if control.cell is None]
     assert len(set(paths)) == len(paths)
+
+
+@pytest.mark.parametrize("path", [path for path in sorted((ROOT / "ablations").glob("*.toml")) if "[[arms]]" in path.read_text()], ids=lambda path: path.stem)
+def test_every_grid_has_every_control(path: Path) -> None:
+    """In every setting of its cells the two stubs, and at every temperature an arm that is measured again."""
+    cells = load_grid(path).cells
+    found = controls.controls_of(cells)
+    settings = {(cell.decode.mode, cell.decode.depth, cell.decode.temperature, cell.evaluate.context) for cell in cells}
+    for name in (controls.ALWAYS, controls.NEVER):
+        own = [control for control in found if control.name == name]
+        assert {(item.decode.mode, item.decode.depth, item.decode.temperature, item.evaluate.context) for item in own} == settings
+    again = [control for control in found if control.name == controls.AGAIN]
+    assert {control.decode.temperature for control in again} == {cell.decode.temperature for cell in cells}
+    assert len({control.path for control in found}) == len(found)

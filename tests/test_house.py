@@ -16,7 +16,7 @@ import pytest
 
 import treedraft
 from tests.readme import README, readme_commands
-from treedraft import registry
+from treedraft import ablate, registry
 from treedraft.targets import target_names
 from treedraft.trees import builder_names
 
@@ -238,6 +238,22 @@ def test_readme_shows_flags_that_exist() -> None:
                 helps[key] = done.stdout
             shown = set(re.findall(r"--[a-z][\w-]*", helps[key].replace("_", "-")))
             assert flags <= shown | {"--help"}, f"README: {' '.join(command)}"
+
+
+def test_grids_of_the_readme_expand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run of every `ablate --grid` the README shows, word by word: its target, data and settings fit the grid's file."""
+    monkeypatch.setenv("TREEDRAFT_RUNS", str(tmp_path))
+    found = [arguments for command in readme_commands() for module, arguments in modules_of(command) if module == "treedraft.ablate"]
+    grids = [arguments for arguments in found if "--grid" in arguments]
+    assert len([arguments for arguments in grids if "--target" in arguments]) >= 3
+    for arguments in grids:
+        monkeypatch.setattr(sys, "argv", ["ablate", *(word for word in arguments if word != "--dry-run"), "--dry-run"])
+        assert ablate.main() == 0
+        cells = capsys.readouterr().out.splitlines()
+        target = arguments[arguments.index("--target") + 1].replace("/", "-") if "--target" in arguments else ""
+        assert cells and all(line.startswith(f"missing {target}") for line in cells), " ".join(arguments)
 
 
 def test_readme_begins_with_the_two_commands() -> None:

@@ -98,3 +98,32 @@ def test_a_kernel_imports_this_checkout() -> None:
     code = "import os, runpy; runpy.run_path('notebooks/conftest.py'); print(os.environ['PYTHONPATH'].split(os.pathsep)[0])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()) == ROOT
+
+
+def minute_of(name: str, folder: Path, limit: str) -> Path:
+    """A copy of a file of notebooks/ with another limit, beside a notebook of one line."""
+    text = (FOLDER / name).read_text()
+    (known,) = re.findall(r"^LIMIT = \d+", text, re.MULTILINE)
+    (folder / name).write_text(text.replace(known, f"LIMIT = {limit}"))
+    source = "# %%\nprint(sum(range(100)))\n"
+    (folder / "short.py").write_text(source)
+    nbformat.write(jupytext.reads(source, fmt="py:percent"), folder / "short.ipynb")
+    return folder / name
+
+
+@pytest.mark.parametrize(("limit", "written"), [("60", True), ("0", False)])
+def test_a_notebook_that_takes_too_long_is_not_written(tmp_path: Path, limit: str, written: bool) -> None:
+    script = minute_of("render.py", tmp_path, limit)
+    before = (tmp_path / "short.ipynb").read_text()
+    done = subprocess.run([sys.executable, str(script), "short"], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == written == ((tmp_path / "short.ipynb").read_text() != before), done.stderr
+    assert written or re.search(r"short: \d+ s of processor time; at most 0", done.stderr)
+
+
+@pytest.mark.parametrize(("limit", "passed"), [("120", True), ("0", False)])
+def test_a_notebook_that_takes_too_long_fails(tmp_path: Path, limit: str, passed: bool) -> None:
+    minute_of("conftest.py", tmp_path, limit)
+    command = [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == passed, done.stdout
+    assert passed or re.search(r"short.ipynb: \d+ s of processor time; at most 0", done.stdout)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import pytest
 
 from treedraft import figures, report
 from treedraft.figures import drawn_from
-from treedraft.metrics import Counts, Rounds, paired_difference, seeded_difference, spine_counts
+from treedraft.metrics import (
+    Counts,
+    Rounds,
+    draw_prompts,
+    draw_seeds,
+    paired_difference,
+    seeded_difference,
+    spine_counts,
+)
 from treedraft.report.__main__ import main
 from treedraft.report.checks import control_table, output_table, outputs_of, power_table, seed_difference
 from treedraft.report.pages import filled
@@ -184,6 +192,7 @@ def counts(folder: Path, label: str, train_seed: int, depth: int, mode: str) -> 
         prompts=[r["prompt"] for r in rows],
         emitted=[float(r["emitted"]) for r in rows],
         rounds=[float(r["rounds"]) for r in rows],
+        domains=[r["domain"] for r in rows],
     )
 
 
@@ -202,12 +211,46 @@ def test_intervals_are_those_of_metrics(results: Path) -> None:
         counts(results, "causal/markov", 0, 15, "tree"), counts(results, "causal/none", 0, 15, "tree")
     )
     assert (one.value, one.low, one.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+    arms = {label: [counts(results, label, seed, 15, "tree") for seed in range(3)] for label in ("causal/attention", "bidirectional/markov")}
     several = difference(study, "causal/attention", "causal/none").difference
-    arms = [counts(results, "causal/attention", seed, 15, "tree") for seed in range(3)]
-    expected = seeded_difference(arms, [counts(results, "causal/none", 0, 15, "tree")])
+    expected = seeded_difference(arms["causal/attention"], [counts(results, "causal/none", 0, 15, "tree")])
     assert (several.value, several.low, several.high) == pytest.approx(
         (expected.value, expected.low, expected.high), abs=1e-12
     )
+    both = [study.arm(label, 1.0, "tree", 15) for label in arms]
+    paired = report.compare(*both, study.domains).difference
+    expected = seeded_difference(*arms.values(), together=True)
+    assert (paired.value, paired.low, paired.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+    apart = seeded_difference(*arms.values())
+    assert apart.value == pytest.approx(paired.value) and (apart.low, apart.high) != (paired.low, paired.high)
+    with pytest.raises(ValueError, match="3 and 1 training seeds cannot be drawn together"):
+        seeded_difference(arms["causal/attention"], arms["bidirectional/markov"][:1], together=True)
+
+
+def test_prompts_are_drawn_within_their_domains() -> None:
+    domains = np.array(["math", "code", "math", "chat", "math"])
+    weights = draw_prompts(np.random.default_rng(0), domains, 4000)
+    for name, size in (("math", 3), ("code", 1), ("chat", 1)):
+        assert (weights[:, domains == name].sum(1) == size).all()
+    assert weights.mean(0) == pytest.approx(np.ones(5), abs=0.05) and weights[:, 0].max() == 3
+
+
+def test_drawn_seeds_spread_as_their_mean_does() -> None:
+    """The variance of a mean of K values is s^2 / K, s^2 with K - 1 in the denominator."""
+    for taus in ([4.0, 4.5, 4.1], [4.0, 4.5], [3.0, 4.0, 5.0, 7.0]):
+        drawn = np.array(taus)[draw_seeds(np.random.default_rng(0), len(taus), 100_000)].mean(1)
+        assert drawn.var() == pytest.approx(np.var(taus, ddof=1) / len(taus), rel=0.02)
+    assert (draw_seeds(np.random.default_rng(0), 1, 5) == 0).all()
+
+
+def test_what_a_seed_does_to_both_arms_is_no_difference() -> None:
+    """Two arms that every seed moves alike: drawn together they differ by what they do, drawn apart by luck as well."""
+    prompts = [f"p{number}" for number in range(30)]
+    one, two = ([Counts(prompts=prompts, emitted=[lead + luck] * 30, rounds=[1.0] * 30) for luck in (4.0, 5.0, 7.0)] for lead in (0.5, 0.0))
+    found = seeded_difference(one, two, together=True, draws=500)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    apart = seeded_difference(one, two, draws=500)
+    assert apart.low < -1 and apart.high > 2
 
 
 def test_tau_and_domains_are_those_of_the_cells(results: Path) -> None:
@@ -236,7 +279,7 @@ def test_a_verdict_needs_an_interval_and_a_margin(
     setting = report.Setting(temperature=1.0, mode="tree", depth=15)
     arm = report.Arm(
         label="a/b", setting=setting, prompts=tuple(map(str, range(prompts))), domains=np.array(["math"] * prompts),
-        sums=sums, bootstrap=report.Bootstrap(prompts, draws=10), survival=np.ones(15),
+        sums=sums, bootstrap=report.Bootstrap(["math"] * prompts, draws=10), survival=np.ones(15),
     )  # fmt: skip
     value, low, high = interval
     gaps = {"math": 0.2, "chat": -0.1}
@@ -434,6 +477,33 @@ def test_a_benchmark_is_a_table(tmp_path: Path) -> None:
     assert "| | 2048 tokens | 16384 tokens | 131072 tokens |" in readme.read_text()
 
 
+def test_a_suite_has_a_budget(tmp_path: Path) -> None:
+    """Two grids that share an arm: it is trained once, and hours are those of what was trained."""
+    import pandas as pd
+
+    folder = tmp_path / "results"
+    for name, labels in (("one", CORE[:2]), ("two", CORE[1:3])):
+        make_grid(folder, name, labels=labels, depths=(7,), prompts=3, train_seeds={CORE[1]: 2})
+        path = folder / f"{name}.cells.csv"
+        cells = pd.read_csv(path, keep_default_na=False)
+        cells["train_seconds"] = 3600.0 * (1 + cells.label.map(CORE.index) + cells.train_seed / 4)
+        cells.to_csv(path, index=False)
+    (tmp_path / "both.toml").write_text('question = "?"\ngrids = ["one", "two", "three"]\n')
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table: budget both -->\n<!-- end -->\n")
+    report.fill_markers(readme, folder)
+    for row in ("| one | 12 | 3 | 3 | 400 | 3 | 3 | 5.25 |", "| two | 12 | 3 | 1 | 400 | 3 | 3 | 3.00 |",
+                "| three | - | - | - | - | - | - | not run |", "| all | 24 | 6 | 4 |  |  |  | 8.25 |"):  # fmt: skip
+        assert row in readme.read_text()
+    (tmp_path / "three.toml").write_text('question = "?"\n')
+    readme.write_text("<!-- table: three headline -->\n<!-- end -->\n")
+    report.fill_markers(readme, folder)
+    assert "*Not run yet: `python -m treedraft.ablate --grid three --output ablations/results`.*" in readme.read_text()
+    readme.write_text("<!-- table: budget three -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=r"three.toml: it names no grids"):
+        report.fill_markers(readme, folder)
+
+
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     for arguments in (["--folder", tmp_path], ["--folder", tmp_path, "--grid", "core"], ["--folders", tmp_path]):
         answer = command(*arguments)
@@ -567,12 +637,34 @@ def test_sampling_seeds_are_paired_by_prompt(newer: Path) -> None:
     with (newer / "made.prompts.csv").open() as stream:
         rows = [r for r in csv.DictReader(stream) if (r["label"], r["depth"], r["mode"], r["temperature"]) == ("causal/none", "7", "tree", "1.0")]
     arms = [
-        Counts(prompts=[r["prompt"] for r in own], emitted=[float(r["emitted"]) for r in own], rounds=[float(r["rounds"]) for r in own])
+        Counts(prompts=[r["prompt"] for r in own], emitted=[float(r["emitted"]) for r in own], rounds=[float(r["rounds"]) for r in own],
+               domains=[r["domain"] for r in own])
         for own in ([r for r in rows if r["sampling_seed"] == seed] for seed in "01")
     ]
     found, expected = seed_difference(study, arm), paired_difference(*arms)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-12)
+
+
+def test_sampling_seeds_that_are_not_alike_are_seen(newer: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    def row(change: Callable[[Any], Any]) -> list[str]:
+        prompts = change(pd.read_csv(newer / "made.prompts.csv", keep_default_na=False))
+        prompts.to_csv(tmp_path / "made.prompts.csv", index=False)
+        table = control_table(report.load_study(tmp_path, "made"))
+        return next(row for row in table.rows if row[0] == "two sampling seeds" and row[3] == "1")
+
+    for name in ("made.json", "made.cells.csv"):
+        (tmp_path / name).write_bytes((newer / name).read_bytes())
+    fair = row(lambda prompts: prompts)
+    assert fair[-1] == "yes" and fair[4].endswith("of 8 arms hold 0") and fair[5].startswith("0 within 0.")
+    # One sampling seed of another law, and one that is the other again.
+    better = row(lambda prompts: prompts.assign(emitted=prompts.emitted + 30 * (prompts.sampling_seed == 1)))
+    assert better[-1] == "NO" and "; 0 of 8" in better[4] and better[4].startswith("-1.")
+    first = ["cell", "prompt"]
+    again = row(lambda prompts: prompts.assign(emitted=prompts.groupby(first).emitted.transform("first")))
+    assert again[4:] == ["the same outputs", "two sets of outputs", "NO"]
 
 
 def test_power_says_how_wide_intervals_are(newer: Path) -> None:

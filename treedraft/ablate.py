@@ -57,6 +57,8 @@ def main() -> int:
     grids = load_grids(_grid_file(arguments.grid), target=arguments.target, settings=settings)
     cells = _chosen(grids, arguments)
     _check_windows(cells)
+    if arguments.output is not None:
+        _check_output(arguments.output, grids)
     if arguments.dry_run:
         return _dry_run(cells)
     failures = _run(cells, grids, arguments)
@@ -139,6 +141,19 @@ def _check_windows(cells: list[Cell]) -> None:
         window, scaling = window_of(cell.arm.target), cell.arm.train.rope_scaling
         if window is not None:
             cell.evaluate.check_window(cell.arm.target, int(window * (ntk_factor(scaling) if scaling else 1)))
+
+
+def _check_output(folder: Path, grids: list[Grid]) -> None:
+    """Refuse to write over the same grid's results of another target."""
+    import csv
+
+    for grid in grids:
+        path, target = folder / f"{grid.name}.cells.csv", grid.cells[0].arm.target
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as stream:
+                there = next((row["target"] for row in csv.DictReader(stream)), target)
+            if there != target:
+                raise ValueError(f"{path} has results of {there}, not of {target}: give another folder with --output")
 
 
 def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str, str]:

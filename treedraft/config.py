@@ -316,17 +316,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested `values` with dotted keys set: {"correction.rank": 128}."""
+    """A copy of nested `values` with dotted keys set: {"correction.rank": 128}; a number is a place: "arms.0.backbone"."""
     result: dict[str, Any] = json.loads(json.dumps(values))
     for key, value in settings.items():
         *tables, last = key.split(".")
-        table = result
+        table: Any = result
         for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
+            table = table[_place(table, name, key)] if isinstance(table, list) else table.setdefault(name, {})
+            if not isinstance(table, (dict, list)):
                 raise ValueError(f"--set {key}: {name} is a value, not a table")
-        table[last] = value
+        place: Any = _place(table, last, key) if isinstance(table, list) else last
+        table[place] = value
     return result
+
+
+def _place(found: list[Any], name: str, key: str) -> int:
+    if not name.isdecimal() or int(name) >= len(found):
+        raise ValueError(f"--set {key}: {name!r} is no place in a list of {len(found)}; they count from 0")
+    return int(name)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ or a suite of such files, which share every training that they have in common:
     question = "..."
     grids = ["core", "markov"]
     [set]                               "train.steps" = 4500: what is set in all of them
+    [set.markov]                        "train.steps" = 900: and in one of them
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ class EvaluateConfig:
                 f'prompts = "long" needs a length, and no other set has one'
             )
 
+    def at(self, temperature: float) -> EvaluateConfig:
+        """The same for one temperature: greedy decodings have no seeds, so that grids with other seeds share them."""
+        return self if temperature > 0 else replace(self, seeds=(0,))
+
     def check_window(self, target: str, window: int) -> None:
         """ValueError if the longest answers to prompts of `context` tokens do not fit a target's context window."""
         if self.context is not None and self.context + self.max_new_tokens > window:
@@ -97,6 +102,8 @@ class Arm:
     @property
     def train_id(self) -> str:
         fields = {name: getattr(self, name) for name in ("target", "data", "drafter", "train")}
+        # How often it is saved does not change what is trained.
+        fields["train"] = replace(self.train, checkpoint_every=TrainConfig().checkpoint_every)
         identity: dict[str, str | None] = {
             name: value if isinstance(value, str) else canonical(value) for name, value in fields.items()
         }
@@ -192,8 +199,13 @@ def load_grids(path: Path, *, target: str | None = None, settings: Mapping[str, 
 
         known = [file.stem for file in sorted(path.parent.glob("*.toml")) if "question" in read_toml(file)]
         raise ValueError(f"{path}: " + unknown("grid", missing[0], known))
-    settings = {**values.get("set", {}), **(settings or {})}
-    return [load_grid(path.with_name(f"{name}.toml"), target=target, settings=settings) for name in values["grids"]]
+    shared = {key: value for key, value in values.get("set", {}).items() if not isinstance(value, dict)}
+    own = {key: value for key, value in values.get("set", {}).items() if isinstance(value, dict)}
+    _refuse_unknown(own, set(values["grids"]), f"{path} [set]")
+    return [
+        load_grid(path.with_name(f"{name}.toml"), target=target, settings={**shared, **own.get(name, {}), **(settings or {})})
+        for name in values["grids"]
+    ]
 
 
 def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, Any] | None = None) -> Grid:
@@ -211,8 +223,9 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
     for arm, decode in itertools.product(arms, decodes):
         check_candidates(decode.candidates, decode.scorer, str(arm.drafter.correction["name"]), where=f"{where} [decode]: ")
     cells = tuple(
-        Cell(arm=arm, decode=decode, evaluate=evaluate) for arm in arms for decode in decodes for evaluate in evaluates
-    )
+        Cell(arm=arm, decode=decode, evaluate=evaluate.at(decode.temperature))
+        for arm in arms for decode in decodes for evaluate in evaluates
+    )  # fmt: skip
     compare = tuple((str(first), str(second)) for first, second in values.get("compare", []))
     return Grid(name=path.stem, question=values.get("question", ""), cells=cells, compare=compare)
 
@@ -291,11 +304,17 @@ def _labels(drafts: list[tuple[str | None, DrafterConfig, TrainConfig]]) -> list
     for (_, drafter, train), label in zip(drafts, short, strict=True):
         alike = [draft for text, draft in zip(short, drafts, strict=True) if text == label]
         others = [other for _, other, _ in alike]
-        full = label_of(drafter, shown=_differing(others)) if any(other != drafter for other in others) else label
+        full = _told_apart(label, drafter, others) if any(other != drafter for other in others) else label
         words = [_word(key, getattr(train, key)) for key in TrainConfig.__dataclass_fields__
                  if key != "seed" and len({getattr(other, key) for _, _, other in alike}) > 1]  # fmt: skip
         labels.append(", ".join([full, *words]))
     return labels
+
+
+def _told_apart(label: str, drafter: DrafterConfig, others: list[DrafterConfig]) -> str:
+    """The label with the options that `others` of this label differ in; a method's name stays: dspark/b7."""
+    plain, full = label_of(drafter).split("/"), label_of(drafter, shown=_differing(others)).split("/")
+    return "/".join(full if label == "/".join(plain) else [label, *(part for part in full if part not in plain)])
 
 
 def _word(key: str, value: Any) -> str:

@@ -205,11 +205,12 @@ def _by_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Per decoding of one arm: prompt names, emitted tokens and rounds, all [n]."""
+    """Per decoding of one arm: prompt names, emitted tokens and rounds, and the prompts' domains if they have any, all [n]."""
 
     prompts: Sequence[str]
     emitted: Sequence[float]
     rounds: Sequence[float]
+    domains: Sequence[str] | None = None
 
 
 def counts_of(rounds: Sequence[Rounds]) -> Counts:
@@ -217,7 +218,31 @@ def counts_of(rounds: Sequence[Rounds]) -> Counts:
         prompts=[item.prompt for item in rounds],
         emitted=[float(item.emitted.sum()) for item in rounds],
         rounds=[float(item.num_rounds) for item in rounds],
+        domains=[item.domain for item in rounds],
     )
+
+
+def draw_prompts(rng: np.random.Generator, domains: Sequence[str] | np.ndarray, draws: int) -> np.ndarray:
+    """How often each of P prompts is drawn, [draws, P]: with replacement within its domain.
+
+    A set has as many prompts of every domain as it was asked for, so that which domain a prompt is of is not left to chance.
+    """
+    domains = np.asarray(domains)
+    weights = np.zeros((draws, len(domains)))
+    for name in np.unique(domains):
+        own = np.flatnonzero(domains == name)
+        chosen = own[rng.integers(len(own), size=(draws, len(own)))]
+        np.add.at(weights, (np.arange(draws)[:, None], chosen), 1.0)
+    return weights
+
+
+def draw_seeds(rng: np.random.Generator, num_seeds: int, draws: int) -> np.ndarray:
+    """Which of K training seeds are drawn, [draws, K - 1] (one seed: itself).
+
+    One fewer than there are: K draws of K would have a variance smaller by (K - 1) / K than the mean of K seeds has
+    (Rao and Wu 1988, the rescaled bootstrap), a third too small for three.
+    """
+    return rng.integers(num_seeds, size=(draws, max(1, num_seeds - 1)))
 
 
 def paired_difference(first: Counts, second: Counts, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
@@ -226,27 +251,30 @@ def paired_difference(first: Counts, second: Counts, *, draws: int = BOOTSTRAP_D
 
 
 def seeded_difference(
-    first: Sequence[Counts], second: Sequence[Counts], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+    first: Sequence[Counts], second: Sequence[Counts], *, together: bool = False, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> Interval:
-    """The same for arms trained with several seeds: prompts, and with them each arm's training seeds, are resampled.
+    """The same for arms trained with several seeds: prompts, and with them training seeds, are resampled.
 
-    ValueError if the arms were not decoded on the same prompts.
+    `together` are arms that were trained with the same seeds, in order: a seed draws the first weights and the order of the
+    training text of both, so that it is drawn for both. ValueError if the arms were not decoded on the same prompts.
     """
     order = sorted(set(first[0].prompts))
     if any(set(counts.prompts) != set(order) for counts in (*first, *second)):
         raise ValueError("a paired comparison needs both arms on the same prompts")
+    if together and len(first) != len(second):
+        raise ValueError(f"{len(first)} and {len(second)} training seeds cannot be drawn together")
     rng = np.random.default_rng(seed)
-    chosen = rng.integers(len(order), size=(draws, len(order)))
-    weights = np.zeros((draws, len(order)))
-    np.add.at(weights, (np.arange(draws)[:, None], chosen), 1.0)
-    drawn, value = np.zeros(draws), 0.0
+    domain_of = dict(zip(first[0].prompts, first[0].domains or [""] * len(first[0].prompts), strict=True))
+    weights = draw_prompts(rng, [domain_of[prompt] for prompt in order], draws)
+    drawn, value, picks = np.zeros(draws), 0.0, None
     for sign, arm in ((1, first), (-1, second)):
         by_seed = [_by_prompt(counts.emitted, counts.rounds, counts.prompts, order) for counts in arm]
         sums = np.stack(by_seed)  # [K, P, 2]
         value += sign * float(np.mean(sums[..., 0].sum(1) / sums[..., 1].sum(1)))
         resampled = np.einsum("bp,kpc->bkc", weights, sums)
         ratios = resampled[..., 0] / resampled[..., 1]
-        picks = rng.integers(len(arm), size=(draws, len(arm)))
+        if picks is None or not together:
+            picks = draw_seeds(rng, len(arm), draws)
         drawn += sign * np.take_along_axis(ratios, picks, axis=1).mean(1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return Interval(value=value, low=float(low), high=float(high))

@@ -1,10 +1,12 @@
-"""Published claims held against measured cells: reproduced, refuted, or not resolved with so many prompts.
+"""Published claims held against measured cells: reproduced, refuted, not resolved with so many prompts, or not reached.
 
 `claims.toml` says what was published and which two cells ask the same here; every number comes from the grids' CSV files.
+What was published and cannot be asked here stands there too, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,38 +14,72 @@ from typing import Literal
 from pydantic import ConfigDict, with_config
 
 from treedraft.config import parse, read_toml
+from treedraft.grid import load_grid
 from treedraft.metrics import Interval
-from treedraft.report import MARGIN, Arm, Study, Table, compare, known_grids, load_study
+from treedraft.report import MARGIN, Arm, Study, Table, compare, drawn_gap, interval_of, known_grids, load_study
+
+Mode = Literal["tree", "chain"]
 
 
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """`first` and `second` are a label and a decode depth. "more": the first has the larger tau; "same": by less than `within`."""
+    """`first` and `second` are a label and a decode depth, decoded at `temperature` in each of `modes`.
+
+    "more": the first has the larger tau; "not less": the second has not; "same": they differ by less than `within`. `over` says
+    where: in the mean, in all domains or in most; or, with `largest`, that the first's lead is larger in that domain than in
+    any other.
+    """
 
     claim: str
     published: str
     grid: str
     first: tuple[str, int]
     second: tuple[str, int]
-    expect: Literal["more", "same"] = "more"
+    expect: Literal["more", "not less", "same"] = "more"
     within: float = 0.0
+    temperature: float = 0.0
+    modes: tuple[Mode, ...] = ("tree", "chain")
+    over: Literal["mean", "all", "most"] = "mean"
+    largest: str | None = None
 
     def __post_init__(self) -> None:
         if (self.expect == "same") != (self.within > 0):
             raise ValueError(f"claim {self.claim!r}: within is {self.within}; above 0 where \"same\" is expected, and only there")
+        if self.largest is not None and (self.over, self.expect) != ("mean", "more"):
+            raise ValueError(f"claim {self.claim!r}: largest is {self.largest!r}, over {self.over!r} and expect {self.expect!r}; it goes with neither")
 
-    def verdict(self, difference: Interval) -> str:
-        """Of the interval alone: no part of it may contradict a claim that is called reproduced, or agree with a refuted one.
+    def verdict(self, differences: Sequence[Interval]) -> str:
+        """Of the intervals alone, that of the mean or one a domain: see `judge`. In all or most of them, if the claim says so."""
+        found = [self.judge(difference) for difference in differences]
+        wanted = len(found) // 2 + 1 if self.over == "most" else len(found)
+        if found.count("reproduced") >= wanted:
+            return "reproduced"
+        return "refuted" if len(found) - found.count("refuted") < wanted else "not resolved"
 
-        A lead counts from MARGIN tokens on.
+    def judge(self, difference: Interval) -> str:
+        """No part of an interval may contradict a claim that is called reproduced, or agree with a refuted one.
+
+        A lead counts from MARGIN tokens on, and so does a lag.
         """
         low, high = difference.low, difference.high
         if self.expect == "more":
             return "reproduced" if low > 0 and difference.value >= MARGIN else "refuted" if high < MARGIN else "not resolved"
+        if self.expect == "not less":
+            return "reproduced" if low > -MARGIN else "refuted" if high < 0 and difference.value <= -MARGIN else "not resolved"
         if -self.within < low and high < self.within:
             return "reproduced"
         return "refuted" if low > self.within or high < -self.within else "not resolved"
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unasked:
+    """A published statement that no grid asks."""
+
+    claim: str
+    published: str
+    why: str
 
 
 def load_claims(path: Path) -> list[Claim]:
@@ -51,37 +87,89 @@ def load_claims(path: Path) -> list[Claim]:
     return [parse(Claim, values, where=f"{path} [[claims]]") for values in read_toml(path).get("claims", [])]
 
 
-def verdict_table(path: Path, folder: Path) -> Table:
-    """A row a claim and mode, of the grids in `folder`, at temperature 0 as published where a grid has it.
+def verdict_text(path: Path, folder: Path) -> str:
+    """The table of verdicts, and below it what is not asked and why, as Markdown."""
+    unasked = [parse(Unasked, values, where=f"{path} [[unasked]]") for values in read_toml(path).get("unasked", [])]
+    lines = [f"- {item.claim} ({item.published}): {item.why}" for item in unasked]
+    return verdict_table(path, folder).markdown() + ("\n".join(["\nNot asked here:\n", *lines, ""]) if lines else "")
 
-    A claim whose grid has no results is "not run". ValueError if results lack a cell.
+
+def verdict_table(path: Path, folder: Path) -> Table:
+    """A row a claim and mode, of the grids in `folder`.
+
+    A claim whose cells have no results is "not run". ValueError if its grid has no such cells.
     """
     studies: dict[str, Study] = {}
     rows, sources = [], []
     for claim in load_claims(path):
-        if claim.grid not in known_grids(folder):
-            rows.append([claim.claim, claim.published, "", "", "not run", "", f"{claim.grid}.toml"])
-            continue
-        study = studies.setdefault(claim.grid, load_study(folder, claim.grid))
-        temperature = min(study.temperatures)
-        sources.append(study.source(temperature))
-        for mode in sorted(study.modes, reverse=True):
-            first, second = (_arm(study, claim, *cell, temperature, mode) for cell in (claim.first, claim.second))
-            found = compare(first, second, study.domains)
-            rows.append([
-                claim.claim, claim.published, mode, str(found.difference), claim.verdict(found.difference),
-                f"{found.detectable:.2f}", f"{claim.grid}.cells.csv",
-            ])  # fmt: skip
-    names = ("claim", "published", "mode", "here", "verdict", "resolves", "from")
+        if claim.grid in known_grids(folder) and claim.grid not in studies:
+            studies[claim.grid] = load_study(folder, claim.grid)
+        study = studies.get(claim.grid)
+        for mode in claim.modes:
+            head = [claim.claim, claim.published, mode, f"{claim.temperature:g}"]
+            cells = [study and study.arm(label, claim.temperature, mode, depth) for label, depth in (claim.first, claim.second)]
+            if study is None or not all(cells):
+                _check_filed(path, claim, mode)
+                rows.append([*head, "", "not run", "", "", "", f"{claim.grid}.toml"])
+                continue
+            rows.append([*head, *_row(study, claim, *cells), f"{claim.grid}.cells.csv"])  # pyright: ignore[reportArgumentType]
+            sources.append(study.source(claim.temperature))
+    names = ("claim", "published", "mode", "T", "here", "verdict", "domains ahead", "get there", "resolves", "from")
     caption = (
-        "tau(first) - tau(second), greedy unless the grid was decoded at temperature 1 alone, with 95 % paired-bootstrap intervals over prompts; "
-        f"a lead counts from {MARGIN:g} tokens on; resolves: the gap that so many prompts show with 80 % power; " + "; ".join(dict.fromkeys(sources))
+        "tau(first) - tau(second) with 95 % paired-bootstrap intervals over prompts and training seeds; a lead counts from "
+        f"{MARGIN:g} tokens on; domains ahead: those in which the first has the larger tau; get there: rounds that accept as many drafts as the "
+        "shallower depth, or the trained one, has, where another depth is asked about. Not reached: so few of them that more drafts could not gain "
+        f"{MARGIN:g} tokens. Resolves: the gap that shows with 80 % power; " + "; ".join(dict.fromkeys(sources))
     )
-    return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=3)
+    return Table(caption=caption, columns=[("", name) for name in names], rows=rows, names=4)
 
 
-def _arm(study: Study, claim: Claim, label: str, depth: int, temperature: float, mode: str) -> Arm:
-    arm = study.arm(label, temperature, mode, depth)
-    if arm is None:
-        raise ValueError(f"claim {claim.claim!r}: grid {claim.grid!r} has no {mode} of {label!r} at depth {depth}")
-    return arm
+def _row(study: Study, claim: Claim, first: Arm, second: Arm) -> list[str]:
+    """What was found, the verdict, domains ahead, the share of rounds that get as deep as is asked, and what resolves."""
+    found = compare(first, second, study.domains)
+    gaps = _gaps(study, claim, first, second) or {"": found.difference}
+    ahead = sum(gap > 0 for gap in found.by_domain.values())
+    share = _reaching(study, first, second)
+    verdict = "not reached" if _out_of_reach(first, second, found.difference, share) else claim.verdict([*gaps.values()])
+    return [
+        "; ".join(f"{name} {gap}".strip() for name, gap in gaps.items()), verdict, f"{ahead} of {len(found.by_domain)}",
+        "" if share is None else f"{share:.1%}", f"{max(2.8 / 3.92 * (gap.high - gap.low) for gap in gaps.values()):.2f}",
+    ]  # fmt: skip
+
+
+def _gaps(study: Study, claim: Claim, first: Arm, second: Arm) -> dict[str, Interval]:
+    """The difference by domain, of a claim that is about domains; with `largest`, how far that domain's is ahead of each other's."""
+    pairs = {name: (first.domain(name), second.domain(name)) for name in study.domains}
+    if claim.largest is None:
+        return {} if claim.over == "mean" else {name: compare(*pair, []).difference for name, pair in pairs.items()}
+    if claim.largest not in pairs:
+        raise ValueError(f"claim {claim.claim!r}: no prompt of grid {claim.grid!r} is of domain {claim.largest!r}; there are {', '.join(pairs)}")
+    lead = {name: (one.tau - other.tau, drawn_gap(one, other)) for name, (one, other) in pairs.items()}
+    value, drawn = lead.pop(claim.largest)
+    return {f"{claim.largest} - {name}": interval_of(value - own, drawn - other) for name, (own, other) in lead.items()}
+
+
+def _reaching(study: Study, first: Arm, second: Arm) -> float | None:
+    """The share of rounds that accept all drafts up to the shallower depth, or the trained one where both go beyond it."""
+    shallow = min(first.setting.depth, second.setting.depth, study.trained_depths[first.label])
+    deeper = first if first.setting.depth >= second.setting.depth else second
+    return float(deeper.survival[shallow - 1]) if deeper.setting.depth > shallow else None
+
+
+def _out_of_reach(first: Arm, second: Arm, difference: Interval, share: float | None) -> bool:
+    """Whether one drafter's deeper drafts have too few rounds to gain in: at most the drafts that are added, in so many rounds."""
+    added = first.setting.depth - second.setting.depth
+    if share is None or first.label != second.label or added == 0:
+        return False
+    return difference.low == difference.high == 0 or (added > 0 and added * share < MARGIN)
+
+
+def _check_filed(path: Path, claim: Claim, mode: str) -> None:
+    """ValueError unless the grid's file has the claim's cells."""
+    file = path.with_name(f"{claim.grid}.toml")
+    cells = load_grid(file).cells if file.is_file() else ()
+    known = {(cell.arm.label, cell.decode.depth, cell.decode.temperature, cell.decode.mode) for cell in cells}
+    for label, depth in (claim.first, claim.second):
+        if (label, depth, claim.temperature, mode) not in known:
+            what = f"no {mode} of {label!r} at depth {depth} and temperature {claim.temperature:g}"
+            raise ValueError(f"claim {claim.claim!r}: grid {claim.grid!r} has {what}")

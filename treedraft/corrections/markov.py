@@ -2,6 +2,9 @@
 
 vanilla reads the parent alone: two nodes with one parent token get one bias. gated lets the slot's hidden state weigh
 e; rnn carries a state of rank r along the branch (DSpark 2.2). W2 starts at zero, so a new head changes nothing.
+
+`size` gives the rank in parameters: W1 and W2 together have so many times those of the fused attention correction of the
+same target, so that one grid file compares both at matched size on any target.
 """
 
 from __future__ import annotations
@@ -12,18 +15,36 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
+from treedraft.corrections import attention
 from treedraft.corrections._seam import Borrowed, Correction, Lanes, State, select
 from treedraft.ops.layers import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
+    """A rank of its own, or one that follows from `size`; DSpark's 256 where neither is set."""
+
     variant: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    rank: int = 256
+    rank: int | None = None
+    size: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
+        if self.rank is not None and self.rank < 1:
             raise ValueError(f"correction.rank is {self.rank}; at least 1")
+        if self.size is not None and self.size <= 0:
+            raise ValueError(f"correction.size is {self.size}; a positive number of attention layers")
+        if self.rank is not None and self.size is not None:
+            raise ValueError(f"correction.rank is {self.rank} and correction.size {self.size}: a size has its rank; set one of them")
+
+
+def rank_for(config: Config, shape: Shape) -> int:
+    """r such that W1 [V, r] and W2 [V', r] have about `size` times the parameters of the fused attention correction."""
+    if config.size is None:
+        return 256 if config.rank is None else config.rank
+    with torch.device("meta"):
+        layer = attention.Component(attention.Config(), shape)
+    parameters = sum(weight.numel() for weight in layer.parameters())
+    return max(1, round(config.size * parameters / (shape.vocab_size + shape.draft_vocab_size)))
 
 
 @final
@@ -33,12 +54,12 @@ class MarkovState(State):
     def __init__(self, head: Component, hidden: Tensor, borrowed: Borrowed) -> None:
         self.head, self.hidden = head, hidden
         self.base_logits = borrowed.head(hidden)
-        self.memory = hidden.new_zeros((0, head.config.rank))
+        self.memory = hidden.new_zeros((0, head.rank))
 
     def reserve(self, capacity: int) -> None:
         if self.head.config.variant == "rnn":
             # The extra last row is what -1 (the root's parent) reads: a state of zeros.
-            self.memory = self.hidden.new_zeros((len(self.hidden) * capacity + 1, self.head.config.rank))
+            self.memory = self.hidden.new_zeros((len(self.hidden) * capacity + 1, self.head.rank))
 
     def step(self, lanes: Lanes) -> Tensor:
         return self.base_logits[lanes.request, lanes.slot] + self.head.markov_w2(self._embed(lanes))
@@ -68,8 +89,8 @@ class Component(Correction):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__()
-        self.config = config
-        rank, hidden = config.rank, shape.hidden_size
+        self.config, self.rank = config, rank_for(config, shape)
+        rank, hidden = self.rank, shape.hidden_size
         self.markov_w1 = nn.Embedding(shape.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, shape.draft_vocab_size, bias=False)
         nn.init.zeros_(self.markov_w2.weight)

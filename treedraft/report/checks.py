@@ -10,6 +10,7 @@ from treedraft.metrics import LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS, Counts, In
 from treedraft.report.study import Arm, Frame, Study, interval_of
 from treedraft.report.table import Table
 
+SEEDS_BOUND = 3.29  # standard errors: missed by one in a thousand where nothing is wrong
 WIDTH_BAR = 0.15  # tokens: how narrow the interval of a comparison with several training seeds is asked to be
 
 
@@ -57,7 +58,8 @@ def control_table(study: Study) -> Table | None:
     caption = (
         f"Negative controls, measured by the replay that measures the cells, on the same prompts. A drafter that knows the record emits depth + 1 tokens (fewer where a tree's budget is smaller) in every "
         f"round which the end of the output does not cut, so that tau is all tokens over the fewest rounds; one that is wrong about every token emits 1. "
-        f"An arm minus itself, measured again: the difference of tau is 0. Two sampling seeds of one drafter: 95 % intervals that hold 0; "
+        f"An arm minus itself, measured again: the difference of tau is 0. Two sampling seeds: the difference of tau, a mean over arms, is 0 within "
+        f"{SEEDS_BOUND:g} standard errors (99.9 %), and the outputs differ; "
         f"{study.source()}."
     )
     names = ("control", "mode", "depth", "T", "measured", "must be", "holds")
@@ -81,19 +83,43 @@ def _again(study: Study, cell: str, part: Frame) -> list[str]:
 
 
 def _seed_rows(study: Study) -> list[list[str]]:
-    """One row a temperature: how many arms have an interval of sampling seed a - sampling seed b that holds 0."""
+    """One row a temperature: sampling seed a - sampling seed b, a mean over arms, and how many arms' own intervals hold 0.
+
+    Arms are judged along the same two sets of outputs, so that their intervals hold 0 or miss it together: the count tells
+    little, and the mean is what is held against a bound.
+    """
     rows: list[list[str]] = []
     for temperature in study.temperatures:
         arms = [arm for (_, setting), arm in study.arms.items() if setting.temperature == temperature]
-        found = [interval for arm in arms if (interval := seed_difference(study, arm))]
-        if found:
-            held = sum(each.low <= 0 <= each.high for each in found)
-            rows.append(["two sampling seeds", "all", "all", f"{temperature:g}", f"{held} of {len(found)} hold 0", "about 95 %", ""])
+        gaps = [gap for arm in arms if (gap := _seed_gap(study, arm))]
+        if not gaps:
+            continue
+        value, drawn = (np.mean(parts, axis=0) for parts in zip(*gaps, strict=True))
+        held = sum(each.low <= 0 <= each.high for each in (interval_of(*gap) for gap in gaps))
+        bound, alike = SEEDS_BOUND * float(np.std(drawn)), _alike(study, temperature)
+        measured = "the same outputs" if alike else f"{value:+.3f}; {held} of {len(gaps)} arms hold 0"
+        due, holds = "two sets of outputs" if alike else f"0 within {bound:.3f}", "NO" if alike or abs(value) > bound else "yes"
+        rows.append(["two sampling seeds", "all", "all", f"{temperature:g}", measured, due, holds])
     return rows
+
+
+def _alike(study: Study, temperature: float) -> bool:
+    """Whether every decoding of one sampling seed has the tokens and rounds of the other's: a seed that is not used."""
+    rows = study.prompts[study.prompts.temperature == temperature]
+    one, other = (
+        rows[rows.sampling_seed == seed].groupby(["cell", "prompt"])[["emitted", "rounds"]].sum() for seed in sorted(rows.sampling_seed.unique())[:2]
+    )
+    return one.equals(other)
 
 
 def seed_difference(study: Study, arm: Arm) -> Interval | None:
     """Tau of an arm's first sampling seed minus that of its second; None with one seed."""
+    gap = _seed_gap(study, arm)
+    return None if gap is None else interval_of(*gap)
+
+
+def _seed_gap(study: Study, arm: Arm) -> tuple[float, np.ndarray] | None:
+    """The same as a value and its resamples [draws]."""
     cells = _cells_of(study, arm)
     seeds = sorted(study.prompts[study.prompts.cell == cells[0]].sampling_seed.unique())[:2]
     if len(seeds) < 2:
@@ -105,7 +131,7 @@ def seed_difference(study: Study, arm: Arm) -> Interval | None:
         sums.append(own.reindex(list(arm.prompts), fill_value=0).to_numpy(float)[None])
     (one,), (other,) = (arm.bootstrap.seeds(arm.bootstrap.ratios(each)) for each in sums)
     values = [each[..., 0].sum() / each[..., 1].sum() for each in sums]
-    return interval_of(values[0] - values[1], one - other)
+    return values[0] - values[1], one - other
 
 
 def _cells_of(study: Study, arm: Arm) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from treedraft.files import read_json, write_text
 from treedraft.metrics import Interval
+from treedraft.report.budget import budget_table
 from treedraft.report.checks import control_table, output_table, power_table
 from treedraft.report.floors import floor_table
 from treedraft.report.slots import calibration_table, slot_table, slots_recorded
@@ -88,7 +89,9 @@ def fill_markers(path: Path, folder: Path) -> None:
 
     `<!-- table: bench NAME -->` shows bench-NAME.json, what `python -m treedraft.bench NAME --output` wrote,
     `<!-- table: floors TARGET -->` shows floors-TARGET.csv of `python -m treedraft.floors`, and
-    `<!-- table: claims verdicts -->` holds the claims of claims.toml, beside the folder, against its grids.
+    `<!-- table: budget SUITE -->` says what the grids of SUITE.toml, beside the folder, took, and
+    `<!-- table: claims verdicts -->` holds the claims of claims.toml, likewise, against its grids. A grid that is
+    filed there and has no results yet is said to be so.
     """
     write_text(path, filled(path, folder))
 
@@ -107,12 +110,16 @@ def filled(path: Path, folder: Path) -> str:
             if not (folder / f"floors-{kind}.csv").is_file():
                 raise ValueError(f"{line}: no floors-{kind}.csv in {str(folder)!r}")
             return match[1] + floor_table(folder / f"floors-{kind}.csv").markdown() + match[4]
+        if grid == "budget":
+            return match[1] + budget_table(folder.parent / f"{kind}.toml", folder).markdown() + match[4]
         if grid == "claims":
-            from treedraft.verdicts import verdict_table
+            from treedraft.verdicts import verdict_text
 
-            return match[1] + verdict_table(folder.parent / "claims.toml", folder).markdown() + match[4]
+            return match[1] + verdict_text(folder.parent / "claims.toml", folder) + match[4]
         if kind not in TABLES:
             raise ValueError(f"{line}: unknown table {kind!r}; known: {', '.join(TABLES)}")
+        if grid not in known_grids(folder) and (folder.parent / f"{grid}.toml").is_file():
+            return match[1] + f"*Not run yet: `python -m treedraft.ablate --grid {grid} --output ablations/results`.*\n" + match[4]
         if grid not in known_grids(folder):
             raise ValueError(
                 f"{line}: no results of grid {grid!r} in {str(folder)!r}; "

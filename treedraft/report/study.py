@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from treedraft.files import read_json
-from treedraft.metrics import BOOTSTRAP_DRAWS, Interval
+from treedraft.metrics import BOOTSTRAP_DRAWS, Interval, draw_prompts, draw_seeds
 
 Frame = Any  # a pandas table or column; pandas, without types of its own, is imported where it is needed
 RUNGS = ("marginal", "per_depth", "conditional")
@@ -36,18 +36,14 @@ class Setting:
 
 
 class Bootstrap:
-    """Resampled prompts, and the training seeds of each arm with them: one weight matrix for every arm.
+    """Resampled prompts, [P] of these domains, and the training seeds of arms with them: one weight matrix for every arm.
 
     Gives the very numbers of `metrics.seeded_difference`, which draws the matrix anew in each call.
     """
 
-    def __init__(self, num_prompts: int, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> None:
+    def __init__(self, domains: Sequence[str] | np.ndarray, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        chosen = rng.integers(num_prompts, size=(draws, num_prompts))
-        flat = chosen + np.arange(draws)[:, None] * num_prompts
-        self.weights = (
-            np.bincount(flat.ravel(), minlength=draws * num_prompts).reshape(draws, num_prompts).astype(float)
-        )
+        self.weights = draw_prompts(rng, domains, draws)
         self._after = rng
         self._picked: dict[tuple[int, ...], list[np.ndarray]] = {}
 
@@ -59,11 +55,11 @@ class Bootstrap:
         return np.divide(emitted, rounds, out=np.full_like(emitted, np.nan), where=rounds > 0)
 
     def seeds(self, *ratios: np.ndarray) -> list[np.ndarray]:
-        """Means [draws] over resampled training seeds of arms that were trained apart."""
+        """Means [draws] over resampled training seeds of arms that were trained apart; one arm at a time: together."""
         sizes = tuple(each.shape[1] for each in ratios)
         if sizes not in self._picked:
             rng = copy.deepcopy(self._after)
-            self._picked[sizes] = [rng.integers(size, size=(len(self.weights), size)) for size in sizes]
+            self._picked[sizes] = [draw_seeds(rng, size, len(self.weights)) for size in sizes]
         return [
             np.take_along_axis(each, picks, axis=1).mean(1)
             for each, picks in zip(ratios, self._picked[sizes], strict=True)
@@ -86,6 +82,8 @@ class Arm:
     steps: Mapping[str, np.ndarray] | None = None
     paths: Mapping[str, np.ndarray] | None = None
     """Drafts by probability (see metrics.tallied): of a step, of a whole path."""
+    seeds: tuple[int, ...] = ()
+    """Training seeds [K], in the order of `sums`."""
 
     @cached_property
     def taus(self) -> np.ndarray:
@@ -302,7 +300,7 @@ class Study:
     def source(self, temperature: float | None = None) -> str:
         """Who was measured on how much, where: the end of every caption."""
         cells = self.cells if temperature is None else self.cells[self.cells.temperature == temperature]
-        prompts, seeds = _span(cells.prompts), _span((cells.decodings / cells.prompts).round())
+        prompts, seeds = span(cells.prompts), span((cells.decodings / cells.prompts).round())
         targets = ", ".join(dict.fromkeys(self.cells.target.astype(str)))
         scaled = set(self.cells.rope_scaling.dropna()) - {"none"} if "rope_scaling" in self.cells else set()
         targets += "".join(f", rope scaling {scaling}" for scaling in sorted(scaled))
@@ -407,23 +405,25 @@ def _arms(cells: Frame, prompts: Frame, *, where: str) -> dict[tuple[str, Settin
     domains = prompts.drop_duplicates("prompt").set_index("prompt").domain
     totals = prompts.groupby(["cell", "prompt"], sort=True)[["emitted", "rounds"]].sum()
     sums = {cell: part.droplevel(0) for cell, part in totals.groupby(level=0)}
-    bootstraps: dict[int, Bootstrap] = {}
+    bootstraps: dict[tuple[str, ...], Bootstrap] = {}
     arms = {}
     for key, rows in cells.groupby(["label", "temperature", "mode", "depth"], sort=False):
         label, temperature, mode, depth = cast(tuple[str, float, str, int], key)
         lost = [cell for cell in rows.cell if cell not in sums]
         if lost:
             raise ValueError(f"{where}: no rows of cell {lost[0]!r}, which finished")
-        seeds = [sums[cell] for cell in rows.sort_values("train_seed").cell]
+        rows = rows.sort_values("train_seed")
+        seeds = [sums[cell] for cell in rows.cell]
         order = tuple(seeds[0].index)
         if any(tuple(each.index) != order for each in seeds):
             raise ValueError(f"{where}: the training seeds of {label!r} were decoded on different prompts")
         setting = Setting(temperature=float(temperature), mode=str(mode), depth=int(depth))
-        if len(order) not in bootstraps:
-            bootstraps[len(order)] = Bootstrap(len(order))
+        named = domains.loc[list(order)].to_numpy()
+        if tuple(named) not in bootstraps:
+            bootstraps[tuple(named)] = Bootstrap(named)
         arms[str(label), setting] = Arm(
-            label=str(label), setting=setting, prompts=order, domains=domains.loc[list(order)].to_numpy(),
-            sums=np.stack([each.to_numpy(float) for each in seeds]), bootstrap=bootstraps[len(order)],
+            label=str(label), setting=setting, prompts=order, domains=named, seeds=tuple(rows.train_seed),
+            sums=np.stack([each.to_numpy(float) for each in seeds]), bootstrap=bootstraps[tuple(named)],
             survival=np.mean([np.array(str(text).split(), dtype=float) for text in rows.survival], axis=0),
             **{group: counted(rows.to_dict("records"), group) for group in COUNTED},
         )  # fmt: skip
@@ -453,15 +453,22 @@ def interval_of(value: float, drawn: np.ndarray) -> Interval:
 
 
 def compare(first: Arm, second: Arm, domains: Sequence[str]) -> Comparison:
-    """Two arms on the same prompts; one drafter's training seeds are resampled together, two drafters' apart."""
-    if first.label == second.label:
-        (one,), (other,) = first.bootstrap.seeds(first.drawn), second.bootstrap.seeds(second.drawn)
-    else:
-        one, other = first.bootstrap.seeds(first.drawn, second.drawn)
+    """Two arms on the same prompts. Training seeds that both have are drawn for both at once: they share the first weights
+    and the order of the text; other seeds are drawn apart."""
     gaps = {name: first.domain(name).tau - second.domain(name).tau for name in domains if name in first.domains}
     return Comparison(
-        first=first, second=second, difference=interval_of(first.tau - second.tau, one - other), by_domain=gaps
+        first=first, second=second, difference=interval_of(first.tau - second.tau, drawn_gap(first, second)), by_domain=gaps
     )
+
+
+def drawn_gap(first: Arm, second: Arm) -> np.ndarray:
+    """tau(first) - tau(second) [draws] of every resample."""
+    draw = first.bootstrap.seeds
+    if first.seeds == second.seeds:
+        (one,), (other,) = draw(first.drawn), draw(second.drawn)
+    else:
+        one, other = draw(first.drawn, second.drawn)
+    return one - other
 
 
 def same_drafter(first: Arm, second: Arm, *, ratio: bool) -> Interval | None:
@@ -474,7 +481,7 @@ def same_drafter(first: Arm, second: Arm, *, ratio: bool) -> Interval | None:
     return interval_of(first.tau - second.tau, one - other)
 
 
-def _span(numbers: Frame) -> str:
+def span(numbers: Frame) -> str:
     low, high = int(numbers.min()), int(numbers.max())
     return f"{low}" if low == high else f"{low} to {high}"
 
