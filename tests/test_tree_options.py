@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.tree_tables import random_scorer
 from tests.tiny_drafters import make_drafter
+from treedraft import drafter as drafter_module
 from treedraft import metrics
 from treedraft.apart import DeviceLink, serve
 from treedraft.config import DecodeConfig
@@ -289,12 +290,18 @@ def test_recall_is_not_counted_where_all_tokens_are_scored(tiny64: Target) -> No
         ("attention", {"candidates": 64}, "fewer than the 64 tokens"),
     ],
 )
-def test_candidates_that_restrict_nothing_are_refused(tiny64: Target, correction: str, options: dict, words: str) -> None:
+def test_candidates_that_restrict_nothing_are_refused_or_warned_of(
+    tiny64: Target, correction: str, options: dict, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands and grids refuse them; who calls the library is told once, and all tokens are scored."""
     drafter, config = make_drafter(tiny64, correction=correction), DecodeConfig(depth=5, budget=9, **options)
     with pytest.raises(ValueError, match=words):
-        generate(tiny64, drafter, [5], config=config, max_new_tokens=6)
-    with pytest.raises(ValueError, match=words):
-        replay_of(tiny64, [[5, 9]], 6).run(drafter, config)
+        drafter.check_candidates(config.candidates, config.scorer)
+    drafter_module._warn.cache_clear()
+    found = generate(tiny64, drafter, [5], config=config, max_new_tokens=6)
+    replay_of(tiny64, [[5, 9]], 6).run(drafter, config)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and words in said[0] and all(item.among_candidates is None for item in found.rounds)
     with pytest.raises(ValueError, match="another process scores all tokens"):
         serve(tiny64, drafter, 0, config=config)
 
