@@ -69,7 +69,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["treedraft.decode", "--gap-cap", "1", "hi"], ["--gap-cap '1'", "BETA,G0"]),
         (["treedraft.decode", "--temperature", "1", "--accept", "ratio", "--no-count-root", "hi"], ["--no-count-root", "--accept"]),
         (["treedraft.decode", "--target", "pocket", "--candidates", "5000", "hi"], ["candidates is 5000", "2048"]),
-        (["treedraft.decode", "--target", "pocket", "--candidates", "50", "--scorer", "marginal", "hi"], ["candidates is 50", "'marginal'"]),
         (["treedraft.bench", "ranks", "--target", "tiny", "--least", "0"], ["--least", "0"]),
         (["treedraft.decode", "--batch", "0", "hi"], ["--batch is 0"]),
         (["treedraft.decode", "--batch", "4", "hi"], ["--batch is 4", "--prompts"]),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.tree_tables import random_scorer
 from tests.tiny_drafters import make_drafter
+from treedraft import drafter as drafter_module
 from treedraft import metrics
 from treedraft.apart import DeviceLink, serve
 from treedraft.config import DecodeConfig
@@ -39,6 +40,21 @@ correction = ["markov", "attention"]
 [decode]
 depth = 7
 """
+
+
+PROMPTS = [[5], list(range(20)), [7, 30, 2, 41]]
+
+
+@pytest.fixture(scope="module")
+def knowing(tiny64: Target) -> Drafter:
+    """A drafter whose correction has the bigrams of some answers: rounds of all lengths."""
+    drafter = make_drafter(tiny64, correction={"name": "markov", "rank": 64})
+    correction: Any = drafter.correction
+    correction.markov_w1.weight.data = torch.eye(64, dtype=tiny64.dtype)
+    for prompt in PROMPTS:
+        ids = [prompt[-1], *generate_plain(tiny64, prompt, max_new_tokens=24).ids]
+        correction.markov_w2.weight.data[ids[1:], ids[:-1]] += 30.0
+    return drafter
 
 
 # -- flags and grids -----------------------------------------------------------------------------------------------------
@@ -116,32 +132,17 @@ def test_builders_have_the_options_of_a_config() -> None:
      {"scorer": "per_depth", "candidates": 9}, {"scorer": "marginal"}],
     ids=str,
 )  # fmt: skip
-def test_every_option_is_lossless_alone_and_side_by_side(tiny64: Target, options: dict[str, Any]) -> None:
-    drafter = knowing(tiny64)
+def test_every_option_is_lossless_alone_and_side_by_side(tiny64: Target, knowing: Drafter, options: dict[str, Any]) -> None:
     config = DecodeConfig(mode="tree", depth=5, width=3, budget=12, **options)
     plain = [generate_plain(tiny64, prompt, max_new_tokens=14).ids for prompt in PROMPTS]
-    assert [generate(tiny64, drafter, prompt, config=config, max_new_tokens=14).ids for prompt in PROMPTS] == plain
-    many = generate_many(tiny64, drafter, PROMPTS, config=config, batch_size=3, max_new_tokens=14)
+    assert [generate(tiny64, knowing, prompt, config=config, max_new_tokens=14).ids for prompt in PROMPTS] == plain
+    many = generate_many(tiny64, knowing, PROMPTS, config=config, batch_size=3, max_new_tokens=14)
     assert [answer.ids for answer in many] == plain
     sizes = [len(item.tree) for answer in many for item in answer.rounds]
     assert max(sizes) == 12 + ("count_root" in options) and (min(sizes) < 12 or "gap_cap" not in options)
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------------
-
-PROMPTS = [[5], list(range(20)), [7, 30, 2, 41]]
-
-
-def knowing(target: Target) -> Drafter:
-    """A drafter whose correction has the bigrams of some answers: rounds of all lengths."""
-    drafter = make_drafter(target, correction={"name": "markov", "rank": 64})
-    correction: Any = drafter.correction
-    correction.markov_w1.weight.data = torch.eye(64, dtype=target.dtype)
-    for prompt in PROMPTS:
-        ids = [prompt[-1], *generate_plain(target, prompt, max_new_tokens=32).ids]
-        correction.markov_w2.weight.data[ids[1:], ids[:-1]] += 30.0
-    return drafter
-
 
 def replay_of(target: Target, prompts: list[list[int]], length: int) -> Replay:
     answers = generate_batch(target, prompts, max_new_tokens=length, temperature=0.0, seeds=[0] * len(prompts), batch_size=4)
@@ -167,11 +168,10 @@ def test_ranks_are_places_among_siblings(seed: int, budget: int, admit: Any) -> 
 
 
 @pytest.mark.parametrize("config", [DecodeConfig(mode="chain", depth=5), DecodeConfig(mode="tree", depth=5, width=6, budget=40, scorer="marginal")])
-def test_ranks_of_replay_are_those_of_live_rounds(tiny64: Target, config: DecodeConfig) -> None:
-    drafter = knowing(tiny64)
-    replayed = {item.seed: item for item in replay_of(tiny64, PROMPTS, 24).run(drafter, config)}
+def test_ranks_of_replay_are_those_of_live_rounds(tiny64: Target, knowing: Drafter, config: DecodeConfig) -> None:
+    replayed = {item.seed: item for item in replay_of(tiny64, PROMPTS, 24).run(knowing, config)}
     for seed, prompt in enumerate(PROMPTS):
-        live = generate(tiny64, drafter, prompt, config=config, max_new_tokens=24).counts()
+        live = generate(tiny64, knowing, prompt, config=config, max_new_tokens=24).counts()
         whole = live.emitted > live.accepted
         found = replayed[seed].ranks
         assert live.ranks is not None and found is not None and found.shape == (live.num_rounds, 5)
@@ -253,18 +253,17 @@ def test_bench_ranks_writes_what_decode_reads(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 @pytest.mark.parametrize("scorer", ["conditional", "per_depth"])
-def test_recall_is_counted_live_in_batches_behind_a_link_and_by_replay(tiny64: Target, scorer: Any, mode: Any) -> None:
-    drafter = knowing(tiny64)
+def test_recall_is_counted_live_in_batches_behind_a_link_and_by_replay(tiny64: Target, knowing: Drafter, scorer: Any, mode: Any) -> None:
     config = DecodeConfig(mode=mode, depth=5, width=4, budget=24, scorer=scorer, candidates=12)
-    live = [generate(tiny64, drafter, prompt, config=config, max_new_tokens=24) for prompt in PROMPTS]
-    apart = [generate(tiny64, DeviceLink(tiny64, drafter), prompt, config=config, max_new_tokens=24) for prompt in PROMPTS]
-    many = generate_many(tiny64, drafter, PROMPTS, config=config, batch_size=2, max_new_tokens=24)
-    linked = generate_many(tiny64, DeviceLink(tiny64, drafter), PROMPTS, config=config, batch_size=3, max_new_tokens=24)
+    live = [generate(tiny64, knowing, prompt, config=config, max_new_tokens=16) for prompt in PROMPTS]
+    apart = [generate(tiny64, DeviceLink(tiny64, knowing), prompt, config=config, max_new_tokens=16) for prompt in PROMPTS]
+    many = generate_many(tiny64, knowing, PROMPTS, config=config, batch_size=2, max_new_tokens=16)
+    linked = generate_many(tiny64, DeviceLink(tiny64, knowing), PROMPTS, config=config, batch_size=3, max_new_tokens=16)
     expected = [[item.among_candidates for item in answer.rounds] for answer in live]
     assert all(None not in rounds for rounds in expected)
     for others in (apart, many, linked):
         assert [[item.among_candidates for item in answer.rounds] for answer in others] == expected
-    replayed = sorted(replay_of(tiny64, PROMPTS, 24).run(drafter, config), key=lambda item: item.seed)
+    replayed = sorted(replay_of(tiny64, PROMPTS, 16).run(knowing, config), key=lambda item: item.seed)
     for found, rounds, answer in zip(replayed, expected, live, strict=True):
         assert found.among is not None and len(found.among) == len(rounds)
         for got, asked, item in zip(found.among.tolist(), rounds, answer.rounds, strict=True):
@@ -291,12 +290,18 @@ def test_recall_is_not_counted_where_all_tokens_are_scored(tiny64: Target) -> No
         ("attention", {"candidates": 64}, "fewer than the 64 tokens"),
     ],
 )
-def test_candidates_that_restrict_nothing_are_refused(tiny64: Target, correction: str, options: dict, words: str) -> None:
+def test_candidates_that_restrict_nothing_are_refused_or_warned_of(
+    tiny64: Target, correction: str, options: dict, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands and grids refuse them; who calls the library is told once, and all tokens are scored."""
     drafter, config = make_drafter(tiny64, correction=correction), DecodeConfig(depth=5, budget=9, **options)
     with pytest.raises(ValueError, match=words):
-        generate(tiny64, drafter, [5], config=config, max_new_tokens=6)
-    with pytest.raises(ValueError, match=words):
-        replay_of(tiny64, [[5, 9]], 6).run(drafter, config)
+        drafter.check_candidates(config.candidates, config.scorer)
+    drafter_module._warn.cache_clear()
+    found = generate(tiny64, drafter, [5], config=config, max_new_tokens=6)
+    replay_of(tiny64, [[5, 9]], 6).run(drafter, config)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and words in said[0] and all(item.among_candidates is None for item in found.rounds)
     with pytest.raises(ValueError, match="another process scores all tokens"):
         serve(tiny64, drafter, 0, config=config)
 

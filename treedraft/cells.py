@@ -96,8 +96,10 @@ class Workbench:
         folder = cell_folder(cell)
         if is_measured(folder):
             return files.read_json(folder / "result.json")
+        drafter = self.drafter(cell.arm)
+        drafter.check_candidates(cell.decode.candidates, cell.decode.scorer)
         replay = self.replay(cell.evaluate, cell.decode.temperature)
-        rounds = replay.run(self.drafter(cell.arm), cell.decode)
+        rounds = replay.run(drafter, cell.decode)
         files.write_json(folder / "prompts.json", [
             {**prompt_row(item), "looped": int(replay.looped[item.prompt, item.seed])} for item in rounds
         ])  # fmt: skip

@@ -184,11 +184,18 @@ class DecodeConfig:
         _temperature("decode", self.temperature)
 
 
-def check_candidates(candidates: int | None, scorer: Rung, correction: str, *, where: str = "") -> None:
-    """ValueError if candidates are asked for where nothing looks at them."""
-    if candidates is not None and (scorer == "marginal" or correction == "none"):
+def useless_candidates(
+    candidates: int | None, scorer: Rung, correction: str, *, draft_vocab_size: int | None = None
+) -> str | None:
+    """Why so many candidates restrict nothing, in a sentence; None if they do, or if there are none."""
+    if candidates is None:
+        return None
+    if scorer == "marginal" or correction == "none":
         what = "the scorer 'marginal'" if scorer == "marginal" else "the correction 'none'"
-        raise ValueError(f"{where}candidates is {candidates}: they are what a correction looks at, and {what} has none")
+        return f"candidates is {candidates}: they are what a correction looks at, and {what} has none"
+    if draft_vocab_size is not None and candidates >= draft_vocab_size:
+        return f"candidates is {candidates}: fewer than the {draft_vocab_size} tokens that this drafter drafts"
+    return None
 
 
 @with_config(_STRICT)

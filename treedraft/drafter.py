@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from treedraft.targets.cache import RowCache
 from treedraft.targets.hf import Target
 from treedraft.trees.scorers import BackboneScorer, CandidateScorer, ConditionalScorer, Scorer
 
+log = logging.getLogger(__name__)
 FORMAT = 1
 # Where a call costs more than what it computes, a correction that is one lookup and one product drafts faster.
 DEFAULT_DRAFTERS = {"pocket": "bidirectional-markov"}  # of other targets: causal-attention
@@ -178,10 +181,13 @@ class Drafter(nn.Module):
 
         A node is scored by the backbone alone ("marginal"), corrected once a depth along the greedy path ("per_depth"),
         or corrected under its own ancestry ("conditional"). With `candidates` a correction looks at a slot's so many
-        likeliest tokens alone. ValueError where that restricts nothing.
+        likeliest tokens alone; where that restricts nothing a warning says so, once (see `check_candidates`).
         """
         num_requests, depth = hidden.shape[:2]
-        self.check_candidates(candidates, rung)
+        useless = self._useless(candidates, rung)
+        if useless is not None:
+            _warn(useless)
+            candidates = None
         if rung == "marginal" or self.config.correction["name"] == "none":
             return BackboneScorer(hidden, self.lent.head, self.d2t)
         state = self.correction.start(hidden, self.lent)
@@ -192,10 +198,13 @@ class Drafter(nn.Module):
         return scorer if rung == "conditional" else scorer.per_depth(anchor)
 
     def check_candidates(self, candidates: int | None, rung: Rung) -> None:
-        """ValueError if there is no correction that so many tokens a slot restrict, or no more tokens than those."""
-        configs.check_candidates(candidates, rung, self.config.correction["name"])
-        if candidates is not None and candidates >= len(self.d2t):
-            raise ValueError(f"candidates is {candidates}: fewer than the {len(self.d2t)} tokens that this drafter drafts")
+        """ValueError if so many candidates restrict nothing here."""
+        useless = self._useless(candidates, rung)
+        if useless is not None:
+            raise ValueError(useless)
+
+    def _useless(self, candidates: int | None, rung: Rung) -> str | None:
+        return configs.useless_candidates(candidates, rung, self.config.correction["name"], draft_vocab_size=len(self.d2t))
 
     def adopt(self, other: Drafter) -> None:
         """Take over another drafter's weights and draft vocabulary, to train on. ValueError if it has another shape."""
@@ -277,6 +286,12 @@ class Drafter(nn.Module):
             raise ValueError(f"{folder / 'model.safetensors'}: {error}") from error
         drafter.eval().requires_grad_(False)
         return drafter.to(device or target.device).attach(target) if target is not None else drafter
+
+
+@functools.cache
+def _warn(sentence: str) -> None:
+    """Once, not once a round."""
+    log.warning(sentence)
 
 
 class Prefix:

@@ -36,10 +36,10 @@ from treedraft.config import (
     DrafterConfig,
     TrainConfig,
     canonical,
-    check_candidates,
     parse,
     read_toml,
     short_hash,
+    useless_candidates,
 )
 from treedraft.files import sha256
 from treedraft.methods import method
@@ -221,7 +221,9 @@ def load_grid(path: Path, *, target: str | None = None, settings: Mapping[str, A
     decodes = [_decode(fields, path) for fields in _product(values.get("decode", {}), DecodeConfig)]
     evaluates = [parse(EvaluateConfig, fields, where=f"{where} [evaluate]") for fields in _contexts(values.get("evaluate", {}))]
     for arm, decode in itertools.product(arms, decodes):
-        check_candidates(decode.candidates, decode.scorer, str(arm.drafter.correction["name"]), where=f"{where} [decode]: ")
+        useless = useless_candidates(decode.candidates, decode.scorer, str(arm.drafter.correction["name"]))
+        if useless is not None:
+            raise ValueError(f"{where} [decode]: {useless}")
     cells = tuple(
         Cell(arm=arm, decode=decode, evaluate=evaluate.at(decode.temperature))
         for arm in arms for decode in decodes for evaluate in evaluates

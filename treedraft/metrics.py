@@ -24,11 +24,12 @@ LEAST_SHARE = 0.02  # of the accepted drafts at a depth that makes a rank worth 
 class Rounds:
     """The rounds of one decoded prompt: accepted [R] drafted tokens, emitted [R] tokens, nodes [R] with the root.
 
-    ranks [R, A] has of every accepted draft how many of its siblings are better, -1 beyond. Replay adds spine [R], the
-    accepted drafts before the path leaves the greedy spine, and tallies [bins, 3] of drafts by probability (number, summed
-    probability, accepted): `steps` of those below accepted nodes, by q under their parent; `paths` of all drafts of a
-    tree, by q of their path. With restricted scoring `among` [R, D] says of every slot on the path, the one after the last
-    draft included, whether the target's token was a candidate there (1, 0, and -1 where nobody asked).
+    ranks [R, A] has of every accepted draft how many of its siblings are better (of a drawn tree: were drawn before), -1
+    beyond. Replay adds spine [R], the accepted drafts before the path leaves the greedy spine, and tallies [bins, 3] of
+    drafts by probability (number, summed probability, accepted): `steps` of those below accepted nodes, by q under their
+    parent; `paths` of all drafts of a tree, by q of their path. With restricted scoring `among` [R, D] says of every slot
+    on the path, the one after the last draft included, whether the target's token was a candidate there (1, 0, and -1
+    where nobody asked).
     """
 
     prompt: str

@@ -218,8 +218,10 @@ def test_some_columns_are_those_of_all(tiny64: Target, correction: dict) -> None
         assert_close(got.gather(1, columns), expected.gather(1, columns))
         assert (got.exp().sum(1) <= 1 + 1e-12).all() and int((got > -torch.inf).sum()) == REQUESTS * candidates
         assert corrected.shape == got.shape
-        with pytest.raises(ValueError, match=f"fewer than the {len(drafter.d2t)} tokens"):
-            drafter.scorer(hidden, anchor, candidates=len(drafter.d2t))
+        everything = drafter.scorer(hidden, anchor, candidates=len(drafter.d2t))
+        everything.start(DEPTH)
+        assert everything.candidates is None
+        assert_close(everything.expand(lanes), corrected)
         per_depth = drafter.scorer(hidden, anchor, "per_depth", candidates=candidates)
         assert per_depth.candidates is not None and torch.equal(per_depth.candidates, drafter.d2t[scorer.columns])
         assert_close(per_depth.expand(lanes), got)
