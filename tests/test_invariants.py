@@ -34,8 +34,8 @@ from treedraft.trees.mask import ancestor_mask, depths_of
 
 slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# The parent of node i + 1 is entry i, cut to a node before it.
-parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(min(up, i) for i, up in enumerate(ups))])
+# The parent of node i + 1 is entry i, taken to a node before it.
+parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(up % (i + 1) for i, up in enumerate(ups))])
 prompts = st.lists(st.integers(0, 60), min_size=1, max_size=30)
 
 def maybe(values: st.SearchStrategy) -> st.SearchStrategy:
@@ -221,7 +221,7 @@ def test_9_an_oracle_commits_a_path_and_the_bonus_an_adversary_one_token(
 def test_9_a_tree_that_holds_the_chain_accepts_no_less(
     law: str, conditional: bool, seed: int, vocab: int, depth: int, width: int, budget: int, admit: Any
 ) -> None:
-    """And one that holds its first d nodes no less than a chain of depth d; with width 1 and depth + 1 nodes it is the chain."""
+    """And one that holds its first d nodes no less than a chain of depth d; without a limit on nodes a tree holds all of it."""
     scorer = random_scorer(law, conditional=conditional, num_requests=6, depth=depth, vocab=vocab, seed=seed)
     anchor, record = torch.arange(6), 100 + torch.randint(vocab, (6, depth), generator=torch.Generator().manual_seed(seed))
     chain = Chain(depth=depth).build(anchor, scorer)
@@ -229,7 +229,7 @@ def test_9_a_tree_that_holds_the_chain_accepts_no_less(
     tree = BestFirst(budget=budget, width=width, depth=depth, admit=admit).build(anchor, scorer)
     held, accepted = (accept_batch(tree, chain.tokens[:, 1:])[1], accept_batch(tree, record)[1])
     assert (accepted >= torch.minimum(accept_batch(chain, record)[1], held)).all()
-    if width == 1 and budget == depth + 1:
+    if budget > sum(min(width, vocab) ** level for level in range(1, depth + 1)):
         assert torch.equal(held, chain.num_nodes - 1)
 
 
@@ -237,14 +237,13 @@ def test_9_a_tree_that_holds_the_chain_accepts_no_less(
 
 
 @settings(max_examples=40, deadline=None)
-@given(parents=st.lists(st.integers(0, 8), max_size=8), vocab=st.integers(2, 4), seed=st.integers(0, 10**6), greedy=st.booleans(),
+@given(parents=parent_lists.map(lambda parents: parents[:9]), vocab=st.integers(2, 4), seed=st.integers(0, 10**6), greedy=st.booleans(),
        data=st.data())  # fmt: skip
 def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
     parents: list[int], vocab: int, seed: int, greedy: bool, data: st.DataObject
 ) -> None:
     """By enumeration; trees with twin siblings too, of which one is followed (c45)."""
-    ups = [-1, *(min(up, i) for i, up in enumerate(parents))]
-    tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(ups), max_size=len(ups))), ups)
+    tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(parents), max_size=len(parents))), parents)
     p, tokens = laws(vocab, seed, greedy=greedy), tree.tokens.tolist()
 
     def verify(dice: Tape) -> tuple[int, ...]:
@@ -255,7 +254,7 @@ def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
 
 
 @settings(max_examples=20, deadline=None)
-@given(parents=parent_lists, vocab=st.integers(2, 8), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+@given(parents=parent_lists, vocab=st.integers(2, 5), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
        prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3), data=st.data())  # fmt: skip
 def test_10_sampler_match_draws_what_plain_decoding_draws(
     parents: list[int], vocab: int, seed: int, temperature: float, prompts: list[list[int]], data: st.DataObject
@@ -265,8 +264,8 @@ def test_10_sampler_match_draws_what_plain_decoding_draws(
     target, drafter = TableTarget(laws(vocab, seed), vocab), scripted(script(tokens, parents), vocab)
     config = DecodeConfig(depth=max(1, int(depths_of(torch.tensor(parents)).max())), width=vocab, budget=len(parents))
     sampling = Sampling(temperature=temperature)
-    plain = [generate_plain(target, prompt, sampling=sampling, max_new_tokens=9, seed=seed).ids for prompt in prompts]
-    options: dict[str, Any] = {"config": config, "sampling": sampling, "max_new_tokens": 9}
+    plain = [generate_plain(target, prompt, sampling=sampling, max_new_tokens=12, seed=seed).ids for prompt in prompts]
+    options: dict[str, Any] = {"config": config, "sampling": sampling, "max_new_tokens": 12}
     assert [generate(target, drafter, prompt, seed=seed, **options).ids for prompt in prompts] == plain
     many = generate_many(target, drafter, prompts, batch_size=len(prompts), seeds=[seed] * len(prompts), **options)
     assert [found.ids for found in many] == plain
@@ -340,10 +339,10 @@ def test_15_16_a_committed_cache_is_a_fresh_prefill(
 
 
 @settings(max_examples=40, deadline=None)
-@given(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6), parents=parent_lists, path=st.lists(st.integers(-2, 26), max_size=6),
-       end=st.integers(0, 30), token=st.integers(0, 3))  # fmt: skip
+@given(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6), parents=parent_lists, end=st.integers(0, 30), token=st.integers(0, 3),
+       data=st.data())  # fmt: skip
 def test_16_what_is_no_path_is_refused_and_changes_nothing(
-    prompt: list[int], parents: list[int], path: list[int], end: int, token: int
+    prompt: list[int], parents: list[int], end: int, token: int, data: st.DataObject
 ) -> None:
     """There is no crop to get wrong: a cache goes on from its length, and what lies beyond it is written over before it is seen."""
     target = TableTarget(laws(4, 9), 4)
@@ -351,6 +350,7 @@ def test_16_what_is_no_path_is_refused_and_changes_nothing(
     tokens = (token + torch.arange(len(parents))) % 4
     target.verify(tokens, torch.tensor(parents))
     before = target.cache.store.clone()
+    path = data.draw(st.lists(st.integers(-1, len(parents) + 1), max_size=4))
     rises = all(one < other for one, other in itertools.pairwise(path))
     if not (path and path[0] == 0 and rises and path[-1] < len(parents)):
         with pytest.raises(ValueError, match="commit of nodes"):
