@@ -59,5 +59,5 @@ def tiny64() -> Target:
 
 @pytest.fixture
 def table() -> TableTarget:
-    """A target of four tokens whose next one has a random law by history."""
-    return TableTarget(laws(4, 0), 4)
+    """A target of three tokens whose next one has a random law by history."""
+    return TableTarget(laws(3, 7), 3)

@@ -64,9 +64,11 @@ class TableTarget(Target):
         self, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: RowCache | None, extra: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         """Logits [B, n, V] in place of hidden states, and the ids themselves as taps [B, n, 1]."""
-        assert positions is not None and mask is not None and cache is not None and not extra
+        assert positions is not None and cache is not None and not extra
         rows = ids.double()[:, None, :, None]
         stored, _ = cache.update(rows, rows, 0)
+        if mask is None:
+            mask = (torch.arange(stored.shape[2]) <= positions[:, :, None])[:, None]
         logits = torch.empty((*ids.shape, self.vocab_size), dtype=torch.float64)
         for request, row in torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1])).tolist():
             history = stored[request, 0, mask.expand(len(ids), -1, -1, -1)[request, 0, row], 0].long().tolist()

@@ -387,6 +387,7 @@ WORDS = (" ", "ten ", "eleven ", "STOP", "twenty ", "abSTOPcd", " The", " user",
         ([1, 2, 3, 4, 11, 11], ["STOP"], 2, 2, "ten eleven ", "length"),
         ([1, 3, *[11] * 14], ["STOP"], 40, 2, "ten ", "stop string"),  # e63: complete with the first token of a long block
         ([1, 2, 5, 4], ["STOP"], 40, 3, "ten eleven ab", "stop string"),  # e64: the token that completes it stays among the ids
+        ([1, 2, 5, 4], ["bSTOPc", "STOP"], 40, 3, "ten eleven ab", "stop string"),  # e65: of two that one token completes
         ([1, 2, 4, 11], ["en tw"], 40, 3, "ten elev", "stop string"),  # and so do those that began it
         ([6, 7, 8, 9], ["a", "is", ","], 40, 3, " The user ", "stop string"),  # e65
         ([6, 7, 8, 9], [",", "is", "a"], 40, 3, " The user ", "stop string"),

@@ -7,6 +7,7 @@ of the rules that draw their drafts in contracts/test_rules.py, noise in test_no
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ from treedraft.trees.mask import ancestor_mask, depths_of
 
 slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# The parent of node i + 1 is entry i, cut to a node before it.
-parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(min(up, i) for i, up in enumerate(ups))])
+# The parent of node i + 1 is entry i, taken to a node before it.
+parent_lists = st.lists(st.integers(0, 30), max_size=24).map(lambda ups: [-1, *(up % (i + 1) for i, up in enumerate(ups))])
 prompts = st.lists(st.integers(0, 60), min_size=1, max_size=30)
 
 def maybe(values: st.SearchStrategy) -> st.SearchStrategy:
@@ -54,6 +55,12 @@ configs = st.builds(
     candidates=maybe(st.integers(1, 12)),
 )  # fmt: skip
 drafters = st.tuples(st.sampled_from(["none", "markov", "attention"]), st.integers(0, 3))
+
+
+def fitting(config: DecodeConfig, kind: tuple[str, int]) -> DecodeConfig:
+    """Without candidates where nothing would look at them."""
+    return replace(config, candidates=None) if config.scorer == "marginal" or kind[0] == "none" else config
+
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +161,7 @@ def test_8_18_19_output_is_plain_decoding_however_it_is_cut(
     prompt: list[int], config: DecodeConfig, kind: tuple[str, int], cap: int, temperature: float, seed: int, stop_at: int, eos_at: int
 ) -> None:
     """Ids, text and reason; stops and end-of-text at any place; every round counted once."""
-    target = _ENDING
+    target, config = _ENDING, fitting(config, kind)
     sampling = Sampling(temperature=temperature)
     target.eos_token_ids = ()
     whole = generate_plain(target, prompt, sampling=sampling, max_new_tokens=24, seed=seed).ids
@@ -221,7 +228,7 @@ def test_9_an_oracle_commits_a_path_and_the_bonus_an_adversary_one_token(
 def test_9_a_tree_that_holds_the_chain_accepts_no_less(
     law: str, conditional: bool, seed: int, vocab: int, depth: int, width: int, budget: int, admit: Any
 ) -> None:
-    """And one that holds its first d nodes no less than a chain of depth d; with width 1 and depth + 1 nodes it is the chain."""
+    """And one that holds its first d nodes no less than a chain of depth d; without a limit on nodes a tree holds all of it."""
     scorer = random_scorer(law, conditional=conditional, num_requests=6, depth=depth, vocab=vocab, seed=seed)
     anchor, record = torch.arange(6), 100 + torch.randint(vocab, (6, depth), generator=torch.Generator().manual_seed(seed))
     chain = Chain(depth=depth).build(anchor, scorer)
@@ -229,7 +236,7 @@ def test_9_a_tree_that_holds_the_chain_accepts_no_less(
     tree = BestFirst(budget=budget, width=width, depth=depth, admit=admit).build(anchor, scorer)
     held, accepted = (accept_batch(tree, chain.tokens[:, 1:])[1], accept_batch(tree, record)[1])
     assert (accepted >= torch.minimum(accept_batch(chain, record)[1], held)).all()
-    if width == 1 and budget == depth + 1:
+    if budget > sum(min(width, vocab) ** level for level in range(1, depth + 1)):
         assert torch.equal(held, chain.num_nodes - 1)
 
 
@@ -237,14 +244,13 @@ def test_9_a_tree_that_holds_the_chain_accepts_no_less(
 
 
 @settings(max_examples=40, deadline=None)
-@given(parents=st.lists(st.integers(0, 8), max_size=8), vocab=st.integers(2, 4), seed=st.integers(0, 10**6), greedy=st.booleans(),
+@given(parents=parent_lists.map(lambda parents: parents[:9]), vocab=st.integers(2, 4), seed=st.integers(0, 10**6), greedy=st.booleans(),
        data=st.data())  # fmt: skip
 def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
     parents: list[int], vocab: int, seed: int, greedy: bool, data: st.DataObject
 ) -> None:
     """By enumeration; trees with twin siblings too, of which one is followed (c45)."""
-    ups = [-1, *(min(up, i) for i, up in enumerate(parents))]
-    tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(ups), max_size=len(ups))), ups)
+    tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(parents), max_size=len(parents))), parents)
     p, tokens = laws(vocab, seed, greedy=greedy), tree.tokens.tolist()
 
     def verify(dice: Tape) -> tuple[int, ...]:
@@ -255,7 +261,7 @@ def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
 
 
 @settings(max_examples=20, deadline=None)
-@given(parents=parent_lists, vocab=st.integers(2, 8), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+@given(parents=parent_lists, vocab=st.integers(2, 5), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
        prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3), data=st.data())  # fmt: skip
 def test_10_sampler_match_draws_what_plain_decoding_draws(
     parents: list[int], vocab: int, seed: int, temperature: float, prompts: list[list[int]], data: st.DataObject
@@ -265,8 +271,8 @@ def test_10_sampler_match_draws_what_plain_decoding_draws(
     target, drafter = TableTarget(laws(vocab, seed), vocab), scripted(script(tokens, parents), vocab)
     config = DecodeConfig(depth=max(1, int(depths_of(torch.tensor(parents)).max())), width=vocab, budget=len(parents))
     sampling = Sampling(temperature=temperature)
-    plain = [generate_plain(target, prompt, sampling=sampling, max_new_tokens=9, seed=seed).ids for prompt in prompts]
-    options: dict[str, Any] = {"config": config, "sampling": sampling, "max_new_tokens": 9}
+    plain = [generate_plain(target, prompt, sampling=sampling, max_new_tokens=12, seed=seed).ids for prompt in prompts]
+    options: dict[str, Any] = {"config": config, "sampling": sampling, "max_new_tokens": 12}
     assert [generate(target, drafter, prompt, seed=seed, **options).ids for prompt in prompts] == plain
     many = generate_many(target, drafter, prompts, batch_size=len(prompts), seeds=[seed] * len(prompts), **options)
     assert [found.ids for found in many] == plain
@@ -340,10 +346,10 @@ def test_15_16_a_committed_cache_is_a_fresh_prefill(
 
 
 @settings(max_examples=40, deadline=None)
-@given(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6), parents=parent_lists, path=st.lists(st.integers(-2, 26), max_size=6),
-       end=st.integers(0, 30), token=st.integers(0, 3))  # fmt: skip
+@given(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6), parents=parent_lists, end=st.integers(0, 30), token=st.integers(0, 3),
+       data=st.data())  # fmt: skip
 def test_16_what_is_no_path_is_refused_and_changes_nothing(
-    prompt: list[int], parents: list[int], path: list[int], end: int, token: int
+    prompt: list[int], parents: list[int], end: int, token: int, data: st.DataObject
 ) -> None:
     """There is no crop to get wrong: a cache goes on from its length, and what lies beyond it is written over before it is seen."""
     target = TableTarget(laws(4, 9), 4)
@@ -351,6 +357,7 @@ def test_16_what_is_no_path_is_refused_and_changes_nothing(
     tokens = (token + torch.arange(len(parents))) % 4
     target.verify(tokens, torch.tensor(parents))
     before = target.cache.store.clone()
+    path = data.draw(st.lists(st.integers(-1, len(parents) + 1), max_size=4))
     rises = all(one < other for one, other in itertools.pairwise(path))
     if not (path and path[0] == 0 and rises and path[-1] < len(parents)):
         with pytest.raises(ValueError, match="commit of nodes"):
@@ -375,7 +382,7 @@ def test_16_what_is_no_path_is_refused_and_changes_nothing(
 def test_14_17_rows_of_a_batch_are_their_solo_runs_in_any_order(
     endless: Target, batch: list[list[int]], config: DecodeConfig, kind: tuple[str, int], temperature: float, data: st.DataObject
 ) -> None:
-    drafter, sampling = drafter_of(endless, kind), Sampling(temperature=temperature)
+    drafter, config, sampling = drafter_of(endless, kind), fitting(config, kind), Sampling(temperature=temperature)
     seeds = list(range(len(batch)))
     solo = [generate(endless, drafter, prompt, config=config, sampling=sampling, max_new_tokens=9, seed=seed).ids
             for prompt, seed in zip(batch, seeds, strict=True)]  # fmt: skip
