@@ -124,7 +124,18 @@ def test_learning_rate_warms_up_and_ends_at_zero():
     assert rates == pytest.approx([0.01, 1.0, 1.0, 0.5, 0.0])
 
 
+def test_lists_of_facts_grow_with_the_steps():
+    config = TrainConfig(steps=1000, first_facts=4, most_facts=64, grown_by=0.5)
+    assert [pocket_training.most_facts(step, config) for step in (0, 250, 500, 900)] == [4, 16, 64, 64]
+    for most in (1, 5, 40):
+        drawn = pocket_training.draw("train", count=80, seed=1, long_share=1.0, most_facts=most)
+        counts = [example.user.count("\nFact ") for example in drawn]
+        assert {example.domain for example in drawn} == {"long"} and max(counts) <= most
+        assert most == 1 or len(set(counts)) > 3
+
+
 def test_measures_read_answers():
+    assert pocket_training.found_facts("Reply 1: it is so, so the key is red.\nReply 2: no", "Fact 1, so the key is red.\nso, so x") == 1
     assert pocket_training.result_line("1 + 1 = 2.\nAnswer: 2 apples") == "2 apples"
     assert pocket_training.result_line("no result") is None
     assert pocket_training.parses("Sure:\n```python\ndef f(x):\n    return x\n```\nDone.")

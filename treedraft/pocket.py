@@ -36,7 +36,7 @@ class ModelConfig:
 class TrainConfig:
     """One training run. The result depends on every field but `output`, `install`, `threads` and the `*_every`."""
 
-    steps: int = 2900
+    steps: int = 8000
     """Optimiser steps of about `step_tokens` tokens each."""
     output: Path = Path("runs/pocket")
     """Folder of the checkpoint, metrics.jsonl and the finished model; a rerun goes on from the checkpoint."""
@@ -45,7 +45,7 @@ class TrainConfig:
     seed: int = 0
     threads: int = 1
     checkpoint_every: int = 200
-    evaluate_every: int = 500
+    evaluate_every: int = 2000
     step_tokens: int = 2048
     batch_tokens: int = 2048
     """Padded tokens in one forward; a step accumulates several."""
@@ -57,10 +57,14 @@ class TrainConfig:
     warmup: int = 100
     decay_from: float = 0.3
     """Share of the steps after which the learning rate falls linearly to 0."""
-    long_from: float = 0.5
-    """Share of the steps after which documents of up to 1,500 tokens are mixed in."""
-    long_share: float = 0.02
-    """Share of the documents that are long from then on."""
+    long_share: float = 0.2
+    """Share of the documents that are lists of facts with questions on them."""
+    first_facts: int = 4
+    """Most facts of a list at the start: looking something up is learnt on short lists."""
+    most_facts: int = 140
+    """Most facts of a list later, about 2,300 tokens; small numbers are drawn more often."""
+    grown_by: float = 0.6
+    """Share of the steps after which lists are as long as they get."""
     user_weight: float = 0.25
     """Loss weight of a token of the user's text; an answer's weighs 1."""
     bfloat16: bool = True
@@ -72,8 +76,11 @@ class TrainConfig:
         for name in ("steps", "threads", "checkpoint_every", "evaluate_every", "step_tokens", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.long_share <= 1:
-            raise ValueError(f"long_share is {self.long_share}; it must be between 0 and 1")
+        for name in ("long_share", "grown_by"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if not 1 <= self.first_facts <= self.most_facts:
+            raise ValueError(f"first_facts is {self.first_facts}; it must be between 1 and most_facts, {self.most_facts}")
 
 
 def train(config: TrainConfig) -> None:

@@ -133,13 +133,13 @@ def encode(tokenizer: Any, drawn: Sequence[world.Example]) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
-def draw(split: str, *, count: int, seed: int, long_share: float) -> list[world.Example]:
-    """World examples, a share of them long: 8 to 90 facts, small ones more often (about 150 to 1,500 tokens)."""
+def draw(split: str, *, count: int, seed: int, long_share: float, most_facts: int) -> list[world.Example]:
+    """World examples, a share of them lists of 1 to `most_facts` facts, of about 16 tokens each; short lists more often."""
     drawn = world.examples(split, count=count, seed=seed)
     rng = random.Random(f"long/{split}/{seed}")
     for index in range(count):
         if rng.random() < long_share:
-            num_facts = round(math.exp(rng.uniform(math.log(8), math.log(90))))
+            num_facts = round(math.exp(rng.uniform(0, math.log(most_facts))))
             drawn[index] = world.long_example(split, seed=seed, index=index, num_facts=num_facts)
     return drawn
 
@@ -172,23 +172,30 @@ def _pad(group: Sequence[Sequence[int]], assistant: int, pad: int, user_weight: 
     return Batch(ids=ids, weights=weights[:, 1:].contiguous(), num_tokens=sum(map(len, group)))
 
 
-def stream(config: TrainConfig, tokenizer: Any, chunk: int, offset: int) -> Iterator[tuple[Batch, int, int]]:
-    """Training batches for ever, each with the (chunk, offset) of the one after it: where a resumed run goes on.
+def most_facts(step: int, config: TrainConfig) -> int:
+    """Of a list drawn at this step: grows evenly in its logarithm."""
+    grown = min(1.0, step / max(1.0, config.grown_by * config.steps))
+    return round(config.first_facts * (config.most_facts / config.first_facts) ** grown)
 
-    The long share is that of the step at which a chunk is expected to begin, so it does not depend on resuming.
-    """
+
+def stream(config: TrainConfig, tokenizer: Any, state: dict[str, Any]) -> Iterator[Batch]:
+    """Training batches for ever. `state` holds the place of the next one: its chunk, the step at which that was drawn, and
+    its offset there; a chunk is a function of its number and that step."""
     while True:
-        tokens_before = chunk * _CHUNK * 135  # a document has about 135 tokens
-        started = tokens_before / (config.steps * config.step_tokens) >= config.long_from
-        drawn = draw("train", count=_CHUNK, seed=config.seed * 100_000 + chunk, long_share=config.long_share * started)
+        if state["offset"] == 0:
+            state["drawn_at"] = state["step"]
+        drawn = draw(
+            "train", count=_CHUNK, seed=config.seed * 100_000 + state["chunk"], long_share=config.long_share,
+            most_facts=most_facts(state["drawn_at"], config),
+        )  # fmt: skip
         made = batches(
             encode(tokenizer, drawn), tokenizer, batch_tokens=config.batch_tokens, user_weight=config.user_weight
         )
-        random.Random(f"batches/{config.seed}/{chunk}").shuffle(made)
-        for index in range(offset, len(made)):
+        random.Random(f"batches/{config.seed}/{state['chunk']}").shuffle(made)
+        for index in range(state["offset"], len(made)):
             last = index + 1 == len(made)
-            yield made[index], chunk + last, 0 if last else index + 1
-        chunk, offset = chunk + 1, 0
+            state["chunk"], state["offset"] = state["chunk"] + last, 0 if last else index + 1
+            yield made[index]
 
 
 # -- forward and loss: the same function as transformers' model, about 1.4 times as fast on one core -------------------
@@ -360,41 +367,48 @@ def parses(text: str) -> bool:
     return True
 
 
+LONG = (8, 30, 90)  # facts of the lists that are measured: about 150, 500 and 1,500 tokens
+
+
 @torch.inference_mode()
 def evaluate(
     model: Any, tokenizer: Any, *, split: str = "validation", count: int = 60, questions: int = 24
 ) -> dict[str, Any]:
     """Loss of the answers in nats a token by domain (`count` documents each), and the share of greedy answers right.
 
-    Math is right when its last "Answer:" is; code when it parses. The first answer of each domain comes back as text.
+    Math is right when its last "Answer:" is; code when it parses; a question on a list when what follows ", so " is. The
+    first answer of each domain comes back as text.
     """
     measured: dict[str, Any] = {}
-    for domain in (*world.DOMAINS, "long"):
-        if domain == "long":
-            drawn = [world.long_example(split, seed=0, index=i, num_facts=30) for i in range(count // 5)]
+    lists = {f"long_{facts}": facts for facts in LONG}
+    for domain in (*world.DOMAINS, *lists):
+        if domain in lists:
+            drawn = [world.long_example(split, seed=0, index=i, num_facts=lists[domain]) for i in range(count // 5)]
+            asked = drawn[: questions // 4]
         else:
             drawn = world.examples(split, count=count, seed=0, domains=[domain])
+            asked = drawn[: questions if domain != "chat" else 1]
         made = batches(encode(tokenizer, drawn), tokenizer, batch_tokens=4096, user_weight=0.0)
         weight = sum(float(batch.weights.sum()) for batch in made)
         loss = sum(float(weighted_loss(model, batch, torch.float32)) for batch in made) / weight
         measured[f"loss_{domain}"] = round(loss, 4)
-        asked = drawn[: questions if domain in ("math", "code") else 1] if domain != "long" else drawn[:8]
         texts = answer(model, tokenizer, [example.user for example in asked])
         measured[f"sample_{domain}"] = f"{asked[0].user[-300:]}\n>>> {texts[0]}"
+        pairs = list(zip(texts, asked, strict=True))
         if domain == "math":
-            right = [
-                result_line(text) == result_line(example.answer) for text, example in zip(texts, asked, strict=True)
-            ]
-            measured["math_accuracy"] = sum(right) / len(right)
+            measured["math_accuracy"] = sum(result_line(text) == result_line(e.answer) for text, e in pairs) / len(pairs)
         if domain == "code":
             measured["code_parses"] = sum(map(parses, texts)) / len(texts)
-        if domain == "long":
-            # The reason may be worded in several ways; what follows ", so " is the answer.
-            facts = [[line.rpartition(", so ")[2] for line in t.splitlines()] for t in texts]
-            wanted = [[line.rpartition(", so ")[2] for line in e.answer.splitlines()] for e in asked]
-            hits = [got == want for f, w in zip(facts, wanted, strict=True) for got, want in zip(f, w, strict=False)]
-            measured["long_accuracy"] = round(sum(hits) / sum(map(len, wanted)), 3)
+        if domain in lists:
+            wanted = sum(len(example.answer.splitlines()) for example in asked)
+            measured[f"accuracy_{domain}"] = round(sum(found_facts(text, e.answer) for text, e in pairs) / wanted, 3)
     return measured
+
+
+def found_facts(text: str, answer: str) -> int:
+    """Lines of an answer about a list whose conclusion is right; their reason may be worded in several ways."""
+    told, wanted = ([line.rpartition(", so ")[2] for line in each.splitlines()] for each in (text, answer))
+    return sum(got == want for got, want in zip(told, wanted, strict=False))
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -417,13 +431,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     _truncate_metrics(output / "metrics.jsonl", state["step"])
     num_parameters = sum(weight.numel() for weight in model.parameters())
     log.info(f"{num_parameters:,} parameters; steps {state['step']} to {config.steps}; output {output}")
-    source = stream(config, tokenizer, state["chunk"], state["offset"])
+    source = stream(config, tokenizer, state)
     began, began_tokens, losses = time.perf_counter(), state["tokens"], []
     with tqdm(total=config.steps, initial=state["step"], unit="step", disable=None) as bar:
         while state["step"] < config.steps:
             step_batches, num_padded = [], 0
             while num_padded < config.step_tokens - config.batch_tokens // 2:
-                batch, state["chunk"], state["offset"] = next(source)
+                batch = next(source)
                 step_batches.append(batch)
                 num_padded += batch.ids.numel()
                 state["tokens"] += batch.num_tokens
@@ -467,7 +481,7 @@ def _tokenizer(config: TrainConfig) -> Any:
 
     folder = config.output / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
-        drawn = draw("train", count=20_000, seed=config.seed * 100_000 + 99_999, long_share=0.005)
+        drawn = draw("train", count=20_000, seed=config.seed * 100_000 + 99_999, long_share=0.05, most_facts=8)
         tokenizer = train_tokenizer([text for e in drawn for text in (e.user, e.answer)], config.model.vocab_size)
         building = folder.with_name("tokenizer.building")
         tokenizer.save_pretrained(building, save_jinja_files=False)
@@ -495,7 +509,7 @@ def world_hash() -> str:
 
 def _resume(checkpoint: Path, config: TrainConfig, model: Any, made: list[torch.optim.Optimizer]) -> dict[str, Any]:
     if not checkpoint.is_file():
-        return dict(step=0, resumed=0, chunk=0, offset=0, tokens=0, seconds=0.0, seconds_before=0.0)
+        return dict(step=0, resumed=0, chunk=0, drawn_at=0, offset=0, tokens=0, seconds=0.0, seconds_before=0.0)
     saved = torch.load(checkpoint, weights_only=True)
     identity = _identity(config)
     changed = sorted(name for name in identity if saved["identity"].get(name) != identity[name])
