@@ -36,7 +36,7 @@ class ModelConfig:
 class TrainConfig:
     """One training run. The result depends on every field but `output`, `install`, `threads` and the `*_every`."""
 
-    steps: int = 8000
+    steps: int = 9000
     """Optimiser steps of about `step_tokens` tokens each."""
     output: Path = Path("runs/pocket")
     """Folder of the checkpoint, metrics.jsonl and the finished model; a rerun goes on from the checkpoint."""
@@ -57,7 +57,7 @@ class TrainConfig:
     warmup: int = 100
     decay_from: float = 0.3
     """Share of the steps after which the learning rate falls linearly to 0."""
-    long_share: float = 0.2
+    long_share: float = 0.3
     """Share of the documents that are lists of facts with questions on them."""
     first_facts: int = 4
     """Most facts of a list at the start: looking something up is learnt on short lists."""

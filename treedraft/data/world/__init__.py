@@ -149,6 +149,7 @@ def _ask(rng: random.Random, fact: Fact, facts: list[Fact]) -> tuple[str, str]:
     she, item = _PRONOUNS[fact.name], f"{fact.color} {fact.thing}"
     where = f"in the {fact.place}"
     kinds = {
+        f"What does fact {fact.number} say?": f"the {item} is {where}",
         f"Where does {fact.name} keep the {item}?": f"the {item} is {where}",
         f"Which fact is about the {item} of {fact.name}?": f"it is fact {fact.number}",
     }
@@ -159,6 +160,7 @@ def _ask(rng: random.Random, fact: Fact, facts: list[Fact]) -> tuple[str, str]:
     question, so = rng.choice(list(kinds.items()))
     reply = rng.choice(
         (
+            f"Fact {fact.number}: {fact.text}, so {so}.",
             f"Fact {fact.number} says that {fact.text}, so {so}.",
             f"{fact.text}, as fact {fact.number} says, so {so}.",
             f"In fact {fact.number} we read about {fact.name}. There {she} keeps a {item} {where}, so {so}.",
