@@ -35,9 +35,9 @@ def test_greedy_output_equals_plain_decoding(smollm2: Target) -> None:
     counts = []
     for number, prompt in enumerate(prompts):
         ids = smollm2.encode_chat(prompt.turns)
-        plain = generate_plain(smollm2, ids, max_new_tokens=64)
+        plain = generate_plain(smollm2, ids, max_new_tokens=48)
         for config in decodes:
-            result = generate(smollm2, drafters[number % len(drafters)], ids, config=config, max_new_tokens=64)
+            result = generate(smollm2, drafters[number % len(drafters)], ids, config=config, max_new_tokens=48)
             assert result.ids == plain.ids, prompt.id
             counts.append(result.counts(prompt=prompt.id))
     assert tau(counts) > 1.5
