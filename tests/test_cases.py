@@ -1,6 +1,6 @@
-"""What users of such software met: each test names the row of the fault list that it keeps from happening here.
+"""What users of such software met, each kept from happening here; what other files cover is not repeated.
 
-Rows that other files cover are not repeated. Letters: A greedy output, B sampling, C trees and masks, D caches, E stops.
+The letters group them: A greedy output, B sampling, C trees and masks, D caches, E stops; the numbers tell them apart.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_a3_differences_vanish_where_both_decoders_verify_as_many_rows() -> None
             for prompt in random_prompts(target, 8, longest=12, seed=2)
         ]
         differing.append(sum(one != other for one, other in pairs))
-    assert differing[1] <= differing[0] // 3
+    assert differing[0] >= 3 and differing[1] <= differing[0] // 3
 
 
 def test_a7_a_batch_in_half_precision_is_finite_and_parts_only_at_ties() -> None:

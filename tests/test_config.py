@@ -186,6 +186,7 @@ def test_identities_are_stable_and_distinct(tmp_path: Path) -> None:
         ({"train.steps": -1}, r"grid.toml \[train\]: train.steps is -1"),
         ({"evaluate.count": 0}, "at least one prompt"),
         ({"drafter.blocks": 3}, "unknown key 'blocks'"),
+        ({"decode.depth": []}, r"depth is \[\]: at least one value"),
     ],
 )
 def test_a_wrong_grid_is_named(tmp_path: Path, settings: dict, words: str) -> None:

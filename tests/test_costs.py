@@ -70,8 +70,12 @@ def test_a_profile_belongs_to_all_that_changes_its_times(tiny64: Target, monkeyp
     assert len(set(paths)) == len(paths)
 
 
-def test_trees_of_several_requests_are_timed(tiny64: Target) -> None:
-    assert all(seconds > 0 for seconds in costs.verify_several(tiny64, 3, 20, (1, 4, 9), repeats=1))
+def test_trees_of_several_requests_are_timed(tiny64: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[tuple[int, ...]] = []
+    verify = costs.Requests.verify
+    monkeypatch.setattr(costs.Requests, "verify", lambda self, trees: verified.append(tuple(trees.tokens.shape)) or verify(self, trees))
+    seconds = costs.verify_several(tiny64, 3, 20, (1, 4, 9), repeats=1)
+    assert len(seconds) == 3 and min(seconds) > 0 and set(verified) == {(3, 1), (3, 4), (3, 9)}
 
 
 def test_contexts_are_interpolated() -> None:

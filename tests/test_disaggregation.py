@@ -177,7 +177,9 @@ def test_what_is_refused(tiny64: Target) -> None:
         link.tell([ROWS, 0, 1, 4], *rows)
     link.tell([ROWS, 0, 1, 3], *rows)
     with pytest.raises(ValueError, match="serves one"):
-        ProcessLink(tiny64, drafter.context, 1).open(2, capacity=4)
+        ProcessLink(tiny64, drafter.context, 1).open(2, capacity=4, config=CONFIGS[0])
+    with pytest.raises(ValueError, match="candidates is 8: a drafter in another process scores all tokens"):
+        ProcessLink(tiny64, drafter.context, 1).open(1, capacity=4, config=DecodeConfig(candidates=8))
     with pytest.raises(ValueError, match="the drafter is on meta, its target on cpu: pass a DeviceLink"):
         generate(tiny64, drafter.to("meta"), [5], config=CONFIGS[0])
 

@@ -249,7 +249,7 @@ def test_9_a_tree_that_holds_the_chain_accepts_no_less(
 def test_10_sampler_match_has_the_law_of_the_target_with_any_tree(
     parents: list[int], vocab: int, seed: int, greedy: bool, data: st.DataObject
 ) -> None:
-    """By enumeration; trees with twin siblings too, of which one is followed (c45)."""
+    """By enumeration; trees with twin siblings too, of which one is followed."""
     tree = script(data.draw(st.lists(st.integers(0, vocab - 1), min_size=len(parents), max_size=len(parents))), parents)
     p, tokens = laws(vocab, seed, greedy=greedy), tree.tokens.tolist()
 

@@ -287,7 +287,7 @@ def test_recall_is_not_counted_where_all_tokens_are_scored(tiny64: Target) -> No
     [
         ("none", {"candidates": 9}, "correction 'none'"),
         ("attention", {"candidates": 9, "scorer": "marginal"}, "scorer 'marginal'"),
-        ("attention", {"candidates": 64}, "fewer than the 64 tokens"),
+        ("attention", {"candidates": 64}, "has to be fewer than the 64 tokens"),
     ],
 )
 def test_candidates_that_restrict_nothing_are_refused_or_warned_of(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.test_report import ROOT, make_grid
-from treedraft import report
+from treedraft import report, verdicts
 from treedraft.grid import load_grids
 from treedraft.metrics import Interval
 from treedraft.verdicts import Claim, load_claims, verdict_table
@@ -98,14 +98,18 @@ def test_a_claim_has_a_temperature_and_modes(tmp_path: Path, folder: Path) -> No
     assert first and second and rows[0][4] == str(report.compare(first, second, study.domains).difference)
 
 
-def test_claims_about_domains_show_each(tmp_path: Path, folder: Path) -> None:
+def test_claims_about_domains_show_each(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = report.load_study(folder, "made")
     first, second = (study.arm(label, 0.0, "tree", 15) for label in ("causal/attention", "causal/none"))
     assert first and second
     rows = table_of(tmp_path, CLAIMS.replace("[[claims]]", '[[claims]]\nover = "all"', 1))
     each = {name: report.compare(first.domain(name), second.domain(name), []).difference for name in study.domains}
     assert rows[0][4] == "; ".join(f"{name} {gap}" for name, gap in each.items()) and len(each) == 3
-    assert rows[0][5] == "reproduced" and min(gap.low for gap in each.values()) > 0
+    fewest = int(min((first.domains == name).sum() for name in study.domains))
+    for needed, verdict in ((fewest, "reproduced"), (fewest + 1, f"fewer than {fewest + 1} prompts")):
+        monkeypatch.setattr(verdicts, "FEWEST_PROMPTS", needed)
+        rows = table_of(tmp_path, CLAIMS.replace("[[claims]]", '[[claims]]\nover = "all"', 1))
+        assert rows[0][5] == verdict and min(gap.low for gap in each.values()) > 0
     rows = table_of(tmp_path, CLAIMS.replace("[[claims]]", '[[claims]]\nlargest = "math"', 1))
     assert rows[0][4].startswith("math - chat ") and "; math - code " in rows[0][4] and "math - math" not in rows[0][4]
     drawn = {name: report.drawn_gap(first.domain(name), second.domain(name)) for name in ("math", "code")}
@@ -175,7 +179,7 @@ def test_what_is_filed_and_has_no_results_is_not_run(tmp_path: Path, folder: Pat
     (tmp_path / "other.toml").write_text(GRID)
     text = CLAIMS.replace('"made"', '"other"', 1).replace("[[claims]]", '[[claims]]\nmodes = ["tree"]', 1)
     rows = table_of(tmp_path, text)
-    assert rows[0][3:] == ["0", "", "not run", "", "", "", "other.toml"] and [row[5] for row in rows[1:]] == ["reproduced"] * 2
+    assert rows[0][3:] == ["0", "", "not run", "", "", "", "", "other.toml"] and [row[5] for row in rows[1:]] == ["reproduced"] * 2
     with pytest.raises(ValueError, match="grid 'other' has no chain of 'causal/attention' at depth 15 and temperature 0"):
         table_of(tmp_path, CLAIMS.replace('"made"', '"other"', 1))
     # Older results of a grid that has grown since.

@@ -115,9 +115,11 @@ class ProcessLink(Link):
         super().__init__(target, context)
         self.peer = peer
 
-    def open(self, num_requests: int, *, capacity: int, **_its_own: object) -> None:
+    def open(self, num_requests: int, *, capacity: int, config: DecodeConfig, **_its_own: object) -> None:
         if num_requests != 1:
             raise ValueError(f"{num_requests} requests at once: a drafter in another process serves one")
+        if config.candidates is not None:
+            raise ValueError(f"candidates is {config.candidates}: a drafter in another process scores all tokens")
         self.tell([OPEN, capacity, *self.rows])
 
     def tell(self, head: list[int], *tensors: Tensor) -> None:

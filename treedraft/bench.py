@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
+from treedraft.config import Rung
 
 if TYPE_CHECKING:
     from treedraft.drafter import Drafter
@@ -132,12 +133,14 @@ class RanksArguments:
     prompts: str | None = None
     """A set of prompts (default: the target's own)."""
     count: int = 120
-    """Prompts, best others than those that the caps are used on."""
+    """Prompts; another set than the one that the caps are used on says more."""
     max_new_tokens: int = 192
     temperature: float = 0.0
     depth: int | None = None
     width: int = 7
     budget: int = 255
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
     least: float = 0.02
     """Share of the accepted drafts at a depth that makes a rank worth its node."""
     output: Path | None = None
@@ -152,7 +155,7 @@ class ProfileArguments:
     drafter: str | None = None
     """A shipped name or a folder (default: the target's default drafter)."""
     depth: int | None = None
-    scorer: Literal["marginal", "per_depth", "conditional"] = "conditional"
+    scorer: Rung = "conditional"
     candidates: int | None = None
     device: str | None = None
     dtype: str | None = None
@@ -402,7 +405,7 @@ def _ranks() -> int:
 
     if not 0 < arguments.least <= 1:
         raise ValueError(f"--least is {arguments.least}; a share above 0, at most 1")
-    target = load_target(arguments.target)
+    target = load_target(arguments.target, rope_scaling=arguments.rope_scaling)
     drafter = load_drafter(arguments.drafter, target=target)
     config = DecodeConfig(
         depth=drafter.depth if arguments.depth is None else arguments.depth, width=arguments.width, budget=arguments.budget,
@@ -420,7 +423,7 @@ def _ranks() -> int:
     print(f"--caps {','.join(map(str, caps))}")
     result = {"benchmark": "ranks", "target": target.name, "prompts": len(prompts), "depth": config.depth, "width": config.width,
               "budget": config.budget, "temperature": config.temperature, "least": arguments.least, "ranks": counts, "caps": caps}  # fmt: skip
-    return _finish(result, arguments.output)
+    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling)
 
 
 def _profile() -> int:
@@ -486,16 +489,16 @@ def calls_when_decoding(name: str, size: dict[str, Any], count: int) -> dict[str
         drafter = load_drafter(shipped, target=target)
         calls, levels = [], []
         for prompt, ids in zip(asked, answered, strict=True):
-            at = torch.arange(len(prompt), len(ids), 4)
+            at, whole = torch.arange(len(prompt), len(ids), 4, device=target.device), torch.tensor(ids, device=target.device)
             with torch.inference_mode():
-                memory = drafter.remember(target.trace(torch.tensor([ids])).taps, torch.arange(len(ids)))
-                tokens = torch.tensor(ids)[at]
+                memory = drafter.remember(target.trace(whole[None]).taps, torch.arange(len(ids), device=target.device))
+                tokens = whole[at]
                 for token, hidden in zip(tokens, drafter.hidden(memory, tokens[None], at[None], size["depth"])[0], strict=True):
                     scorer: Any = _Counting(drafter.scorer(hidden[None], token[None]))
                     tree = BestFirst(**size).build(token[None], scorer)
                     calls.append(scorer.calls)
                     levels.append(int(tree.depths.max()))
-        found[shipped] = {"trees": len(calls), "calls": statistics.mean(calls), "most_calls": max(calls), "levels": statistics.mean(levels)}
+        found[f"{name}, {shipped}"] = {"prompts": count, "trees": len(calls), "calls": statistics.mean(calls), "most_calls": max(calls), "levels": statistics.mean(levels)}
         print(f"{shipped} of {name}: {statistics.mean(calls):.2f} calls a tree, at most {max(calls)}; "
               f"{statistics.mean(levels):.2f} levels, one of which a call can open (n = {len(calls)} trees)")  # fmt: skip
     return found

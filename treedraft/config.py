@@ -194,7 +194,7 @@ def useless_candidates(
         what = "the scorer 'marginal'" if scorer == "marginal" else "the correction 'none'"
         return f"candidates is {candidates}: they are what a correction looks at, and {what} has none"
     if draft_vocab_size is not None and candidates >= draft_vocab_size:
-        return f"candidates is {candidates}: fewer than the {draft_vocab_size} tokens that this drafter drafts"
+        return f"candidates is {candidates}; it has to be fewer than the {draft_vocab_size} tokens that this drafter drafts"
     return None
 
 

@@ -276,6 +276,8 @@ def _alternatives(key: str, value: Any, kind: type) -> list[Any]:
     is_vector = key in fields and "tuple" in fields[key].type
     if not isinstance(value, list) or (is_vector and all(isinstance(item, (int, float)) for item in value)):
         return [value]
+    if not value:
+        raise ValueError(f"{key} is []: at least one value")
     return value
 
 

@@ -106,7 +106,7 @@ class Stopper:
         self.ids: list[int] = []
         self.reason: str | None = "length" if max_new_tokens == 0 else None
         self._reach = max(map(len, self.stop), default=0) + _BLUR
-        self._start = 0  # of the tail
+        self._start, self._long = 0, 4 * self._reach  # where the tail begins, and the length from which it is cut
 
     def take(self, tokens: Sequence[int]) -> int:
         """Emit tokens until something stops; returns how many were emitted."""
@@ -137,17 +137,19 @@ class Stopper:
     def _tail(self) -> str:
         """The end of the text, with at least `_reach` characters where there are so many; begins later as it gets long."""
         tail = self.target.decode(self.ids[self._start :])
-        if len(tail) > 4 * self._reach and not any(_MARK in stop for stop in self.stop):
+        if len(tail) > self._long and not tail.endswith(_MARK) and not any(_MARK in stop for stop in self.stop):
             middle = (self._start + len(self.ids)) // 2
             cut = next((place for place in range(middle, self._start, -1) if self._begins(place)), self._start)
-            if len(self.target.decode(self.ids[cut:]).replace(_MARK, "")) >= self._reach:
-                self._start = cut
+            enough = len(self.target.decode(self.ids[cut:]).replace(_MARK, "")) >= self._reach
+            # Where no token begins a text of its own the next look has to wait: it would cost as much again.
+            self._long = 4 * self._reach if enough and cut > self._start else 2 * len(tail)
+            self._start = cut if enough else self._start
         return tail
 
     def _begins(self, place: int) -> bool:
-        """Whether a token is text of its own, and no part of a character that an earlier one began."""
-        text = self.target.decode(self.ids[place : place + 1])
-        return bool(text) and _MARK not in text
+        """Whether a character begins with a token: it, or it and some of the next three, are text without bytes left over."""
+        texts = (self.target.decode(self.ids[place : place + count]) for count in range(1, 5))
+        return any(text and _MARK not in text for text in texts)
 
 
 @torch.inference_mode()

@@ -16,7 +16,18 @@ from pydantic import ConfigDict, with_config
 from treedraft.config import parse, read_toml
 from treedraft.grid import load_grid
 from treedraft.metrics import Interval
-from treedraft.report import MARGIN, Arm, Study, Table, compare, drawn_gap, interval_of, known_grids, load_study
+from treedraft.report import (
+    FEWEST_PROMPTS,
+    MARGIN,
+    Arm,
+    Study,
+    Table,
+    compare,
+    drawn_gap,
+    interval_of,
+    known_grids,
+    load_study,
+)
 
 Mode = Literal["tree", "chain"]
 
@@ -110,13 +121,13 @@ def verdict_table(path: Path, folder: Path) -> Table:
             cells = [study and study.arm(label, claim.temperature, mode, depth) for label, depth in (claim.first, claim.second)]
             if study is None or not all(cells):
                 _check_filed(path, claim, mode)
-                rows.append([*head, "", "not run", "", "", "", f"{claim.grid}.toml"])
+                rows.append([*head, "", "not run", "", "", "", "", f"{claim.grid}.toml"])
                 continue
             rows.append([*head, *_row(study, claim, *cells), f"{claim.grid}.cells.csv"])  # pyright: ignore[reportArgumentType]
             sources.append(study.source(claim.temperature))
-    names = ("claim", "published", "mode", "T", "here", "verdict", "domains ahead", "get there", "resolves", "from")
+    names = ("claim", "published", "mode", "T", "here", "verdict", "domains ahead", "get there", "resolves", "training seeds", "from")
     caption = (
-        "tau(first) - tau(second) with 95 % paired-bootstrap intervals over prompts and training seeds; a lead counts from "
+        "tau(first) - tau(second) with 95 % paired-bootstrap intervals over prompts and training seeds (with one, a verdict is about two checkpoints, not about two methods); a lead counts from "
         f"{MARGIN:g} tokens on; domains ahead: those in which the first has the larger tau; get there: rounds that accept as many drafts as the "
         "shallower depth, or the trained one, has, where another depth is asked about. Not reached: so few of them that more drafts could not gain "
         f"{MARGIN:g} tokens. Resolves: the gap that shows with 80 % power; " + "; ".join(dict.fromkeys(sources))
@@ -131,9 +142,13 @@ def _row(study: Study, claim: Claim, first: Arm, second: Arm) -> list[str]:
     ahead = sum(gap > 0 for gap in found.by_domain.values())
     share = _reaching(study, first, second)
     verdict = "not reached" if _out_of_reach(first, second, found.difference, share) else claim.verdict([*gaps.values()])
+    domains = study.domains if len(gaps) > 1 or claim.largest is not None else []
+    if min([len(first.prompts), *((first.domains == name).sum() for name in domains)]) < FEWEST_PROMPTS:
+        verdict = f"fewer than {FEWEST_PROMPTS} prompts"
     return [
         "; ".join(f"{name} {gap}".strip() for name, gap in gaps.items()), verdict, f"{ahead} of {len(found.by_domain)}",
         "" if share is None else f"{share:.1%}", f"{max(2.8 / 3.92 * (gap.high - gap.low) for gap in gaps.values()):.2f}",
+        " / ".join(dict.fromkeys((str(len(first.seeds)), str(len(second.seeds))))),
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from treedraft.metrics import Interval
 from treedraft.report.pages import fill_markers, print_table, stale_files, write_report
 from treedraft.report.study import (
+    FEWEST_PROMPTS,
     MARGIN,
     Arm,
     Bootstrap,
@@ -32,6 +33,7 @@ from treedraft.report.table import Table
 from treedraft.report.tables import comparison_table, context_table, extrapolation_table, ladder_table, tau_table
 
 __all__ = [
+    "FEWEST_PROMPTS",
     "MARGIN",
     "Arm",
     "Bootstrap",

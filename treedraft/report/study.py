@@ -384,7 +384,7 @@ def _read_csv(path: Path, folder: Path) -> Frame:
 
 def _modes(cells: Frame) -> list[str]:
     """ "tree", or "tree budget 64" where trees of one grid differ in more than depth and temperature."""
-    shaping = {"tree": ("width", "budget", "scorer", "admit", "shape", "context"), "chain": ("scorer", "context")}
+    shaping = {"tree": ("width", "budget", "scorer", "admit", "shape", "context"), "chain": ("scorer", "shape", "context")}
     varying = {
         mode: [name for name in names if name in cells and cells[cells["mode"] == mode][name].nunique() > 1]
         for mode, names in shaping.items()
@@ -413,6 +413,8 @@ def _arms(cells: Frame, prompts: Frame, *, where: str) -> dict[tuple[str, Settin
         if lost:
             raise ValueError(f"{where}: no rows of cell {lost[0]!r}, which finished")
         rows = rows.sort_values("train_seed")
+        if mode.startswith("chain"):  # a chain of another budget or width is the same chain
+            rows = rows.drop_duplicates("train_seed")
         seeds = [sums[cell] for cell in rows.cell]
         order = tuple(seeds[0].index)
         if any(tuple(each.index) != order for each in seeds):
@@ -453,8 +455,8 @@ def interval_of(value: float, drawn: np.ndarray) -> Interval:
 
 
 def compare(first: Arm, second: Arm, domains: Sequence[str]) -> Comparison:
-    """Two arms on the same prompts. Training seeds that both have are drawn for both at once: they share the first weights
-    and the order of the text; other seeds are drawn apart."""
+    """Two arms on the same prompts. Arms with the same training seeds draw them at once, since those share the first weights
+    and the order of the text; others draw theirs apart."""
     gaps = {name: first.domain(name).tau - second.domain(name).tau for name in domains if name in first.domains}
     return Comparison(
         first=first, second=second, difference=interval_of(first.tau - second.tau, drawn_gap(first, second)), by_domain=gaps

@@ -35,7 +35,7 @@ class Requests:
         rows = tree_rows(trees.parents.to(self.device), tuple(self.lengths.tolist()))
         columns = self.lengths[:, None] + torch.arange(num_nodes, device=self.device)
         self.cache.write_next(columns, rows.max_prefix + num_nodes)
-        last, taps = self.target.forward_tree(trees.tokens.clamp(min=0), rows, self.cache)
+        last, taps = self.target.forward_tree(trees.tokens.clamp(min=0).to(self.device), rows, self.cache)
         return Verified(logits=self.target.head(last), taps=taps)
 
     def commit(self, paths: Tensor, counts: Tensor) -> None:

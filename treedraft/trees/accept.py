@@ -59,7 +59,7 @@ def accept_batch(trees: TreeBatch, continuation: Tensor) -> tuple[Tensor, Tensor
 
 
 def follow(trees: TreeBatch, continuation: Tensor) -> Followed:
-    """The same with what calibration needs."""
+    """The same with what calibration needs. Siblings have to differ, as builders make them: twins would both be counted."""
     num_requests, num_nodes = trees.tokens.shape
     recorded = pad(continuation, (0, max(0, num_nodes - continuation.shape[1])), value=-1)
     due = recorded.gather(1, (trees.depths - 1).clamp(min=0))
