@@ -118,8 +118,7 @@ class ProcessLink(Link):
     def open(self, num_requests: int, *, capacity: int, config: DecodeConfig, **_its_own: object) -> None:
         if num_requests != 1:
             raise ValueError(f"{num_requests} requests at once: a drafter in another process serves one")
-        if config.candidates is not None:
-            raise ValueError(f"candidates is {config.candidates}: a drafter in another process scores all tokens")
+        _check_scored(config)
         self.tell([OPEN, capacity, *self.rows])
 
     def tell(self, head: list[int], *tensors: Tensor) -> None:
@@ -254,14 +253,18 @@ def begin(
     return Together(drafter=drafter, state=state, config=config, profile=profile, ledger=ledger, device=device)
 
 
+def _check_scored(config: DecodeConfig) -> None:
+    if config.candidates is not None:
+        raise ValueError(f"candidates is {config.candidates}: a drafter in another process scores all tokens")
+
+
 def serve(target: Target, drafter: Drafter, peer: int, *, config: DecodeConfig, profile: Profile | None = None) -> Crossed:
     """Draft for the ProcessLink of process `peer` until it closes; returns the bytes that crossed.
 
     `target` lends the drafter what it borrows and is never run. ValueError for a config with candidates: which tokens
     they were is not told across processes, so that nobody could count their recall.
     """
-    if config.candidates is not None:
-        raise ValueError(f"candidates is {config.candidates}: a drafter in another process scores all tokens")
+    _check_scored(config)
     sent = received = 0
     side: Side | None = None
     while (head := _receive(peer, torch.empty(4, dtype=torch.int64)).tolist())[0] != CLOSE:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treedraft.cli import Repeated, parse_arguments, run_cli
-from treedraft.config import Rung
+from treedraft.config import LEAST_SHARE, Rung
 
 if TYPE_CHECKING:
     from treedraft.drafter import Drafter
@@ -32,7 +32,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeArguments:
+class _Written:
+    output: Path | None = None
+    """Also write the numbers to this JSON file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scaled(_Written):
+    rope_scaling: str | None = None
+    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeArguments(_Written):
     """Flags of `bench tree`."""
 
     budget: int = 255
@@ -46,12 +58,10 @@ class TreeArguments:
     """Also count calls with the drafters shipped for this target, along the first tokens of its answers."""
     count: int = 6
     """Prompts of the target's set, for that."""
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainArguments:
+class TrainArguments(_Written):
     """Flags of `bench train`."""
 
     correction: str = "attention"
@@ -62,12 +72,10 @@ class TrainArguments:
     length: int = 320
     repeats: int = 5
     draft_vocab_size: int = 8192
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VocabularyArguments:
+class VocabularyArguments(_Scaled):
     """Flags of `bench vocabulary`."""
 
     target: str = "smollm2-135m"
@@ -77,14 +85,10 @@ class VocabularyArguments:
     """Prompts of each set of the target's evaluation prompts."""
     max_new_tokens: int = 96
     depth: int = 15
-    rope_scaling: str | None = None
-    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeArguments:
+class DecodeArguments(_Scaled):
     """Flags of `bench decode`."""
 
     target: str = "smollm2-135m"
@@ -98,14 +102,10 @@ class DecodeArguments:
     depth: int | None = None
     repeats: int = 3
     """Times that every answer is decoded by either; the medians are compared."""
-    rope_scaling: str | None = None
-    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayArguments:
+class ReplayArguments(_Scaled):
     """Flags of `bench replay`."""
 
     target: str = "pocket"
@@ -117,14 +117,10 @@ class ReplayArguments:
     max_new_tokens: int = 192
     budget: int = 255
     depth: int = 15
-    rope_scaling: str | None = None
-    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksArguments:
+class RanksArguments(_Scaled):
     """Flags of `bench ranks`."""
 
     target: str = "pocket"
@@ -139,16 +135,14 @@ class RanksArguments:
     depth: int | None = None
     width: int = 7
     budget: int = 255
-    rope_scaling: str | None = None
-    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
-    least: float = 0.02
+    least: float = LEAST_SHARE
     """Share of the accepted drafts at a depth that makes a rank worth its node."""
     output: Path | None = None
     """Also write the counts to this JSON file, for `decode --caps`, and for `caps` in a grid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileArguments:
+class ProfileArguments(_Scaled):
     """Flags of `bench profile`, those of `decode` among them: what `decode` finds is what was measured with the same."""
 
     target: str = "smollm2-135m"
@@ -162,10 +156,6 @@ class ProfileArguments:
     attention: Literal["auto", "triton", "hybrid", "sdpa", "reference"] = "auto"
     requests: int = 4
     """Also verify so many trees at once, against what the profile says of them."""
-    rope_scaling: str | None = None
-    """ntk:FACTOR: rotary angles of target and drafter for a context that many times longer."""
-    output: Path | None = None
-    """Also write the numbers to this JSON file."""
 
 
 def main() -> int:
@@ -214,7 +204,7 @@ def _tree() -> int:
     if arguments.target is not None:
         record |= calls_when_decoding(arguments.target, size, arguments.count)
     same = all(record[name]["identical"] for name in ("none", "markov", "attention"))
-    return _finish(record, arguments.output) or int(not same)
+    return _finish(record, arguments) or int(not same)
 
 
 def _compare_builders(correction: str, size: dict[str, Any], arguments: TreeArguments, bandwidth: float) -> dict[str, Any]:
@@ -297,7 +287,7 @@ def _decode() -> int:
               f"tau {found['tau']:.2f}, {found['mean_nodes']:.1f} nodes a round; same ids: {found['identical']}\n"
               f"       time: {stages}; a free drafter would give {found['free_drafter_speedup']:.2f} x")  # fmt: skip
         record[name] = {key: value for key, value in found.items() if key != "shares"} | {f"share_{k}": v for k, v in found["shares"].items()}
-    return _finish(record, arguments.output, rope_scaling=arguments.rope_scaling) or int(not identical)
+    return _finish(record, arguments) or int(not identical)
 
 
 def _decode_set(
@@ -391,7 +381,7 @@ def _replay() -> int:
     result = {"benchmark": "replay", "target": target.name, "prompts": len(prompts), "depth": arguments.depth, "budget": arguments.budget,
               "replay_seconds": seconds, "live_seconds": live_seconds, "ratio": live_seconds / seconds,
               "tau_replay": taus[0], "tau_live": taus[1]}  # fmt: skip
-    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling) or int(taus[0] != taus[1])
+    return _finish(result, arguments) or int(taus[0] != taus[1])
 
 
 def _ranks() -> int:
@@ -423,7 +413,7 @@ def _ranks() -> int:
     print(f"--caps {','.join(map(str, caps))}")
     result = {"benchmark": "ranks", "target": target.name, "prompts": len(prompts), "depth": config.depth, "width": config.width,
               "budget": config.budget, "temperature": config.temperature, "least": arguments.least, "ranks": counts, "caps": caps}  # fmt: skip
-    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling)
+    return _finish(result, arguments)
 
 
 def _profile() -> int:
@@ -463,7 +453,7 @@ def _profile() -> int:
     record[f"verify_ms_of_{arguments.requests}_behind_{context}"] = {
         str(nodes): {"measured": value * 1e3, "profile": said[nodes - 1] * 1e3} for nodes, value in zip(several, took, strict=True)
     }
-    return _finish(record, arguments.output, rope_scaling=arguments.rope_scaling)
+    return _finish(record, arguments)
 
 
 def _context() -> int:
@@ -567,7 +557,7 @@ def _train() -> int:
     record = {"benchmark": "train", "backbone": arguments.backbone, "correction": arguments.correction,
               "blocks_per_second": blocks / step, "gflop_per_step": flops / 1e9, "matmul_gflops": rate / 1e9,
               "share": share}  # fmt: skip
-    return _finish(record, arguments.output)
+    return _finish(record, arguments)
 
 
 def _vocabulary() -> int:
@@ -613,7 +603,7 @@ def _vocabulary() -> int:
         result[mode] = {"tau_restricted": taus[0], "tau_unrestricted": taus[1],
                         "difference": [gap.value, gap.low, gap.high]}  # fmt: skip
         print(f"  {mode:<5}  tau restricted {taus[0]:.3f}, unrestricted {taus[1]:.3f}, difference {gap}")
-    return _finish(result, arguments.output, rope_scaling=arguments.rope_scaling)
+    return _finish(result, arguments)
 
 
 def _smollm2_shaped(
@@ -692,13 +682,14 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _finish(record: dict[str, Any], output: Path | None, *, rope_scaling: str | None = None) -> int:
+def _finish(record: dict[str, Any], arguments: _Written) -> int:
     from treedraft.files import write_json
     from treedraft.run import commit, hardware
 
-    scaled = {} if rope_scaling is None else {"rope_scaling": rope_scaling}
-    if output is not None:
-        write_json(output, {**record, **scaled, "hardware": hardware(), "commit": commit()})
+    if isinstance(arguments, _Scaled) and arguments.rope_scaling is not None:
+        record = {**record, "rope_scaling": arguments.rope_scaling}
+    if arguments.output is not None:
+        write_json(arguments.output, {**record, "hardware": hardware(), "commit": commit()})
     return 0
 
 

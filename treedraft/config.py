@@ -22,6 +22,7 @@ Rung = Literal["marginal", "per_depth", "conditional"]
 Rule = Literal["sampler_match", "ratio", "block", "spec_infer", "sequoia", "point_mass", "k_seq", "typical"]
 Admit = Literal["fanout", "pop"]
 MOST_NODES = 256  # of a tree that is sized by its cost
+LEAST_SHARE = 0.02  # of the accepted drafts at a depth that makes a rank worth its node (JetSpec)
 LOSSY = frozenset({"typical"})  # acceptance rules that change the output's law
 _STRICT = {"extra": "forbid"}
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from treedraft.config import LEAST_SHARE
 from treedraft.files import read_json
 
 BOOTSTRAP_DRAWS = 10_000
 # An answer ends in a loop if its last tokens are one n-gram of at most so many tokens, so often at least, and so long in all.
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 64, 4, 24
-LEAST_SHARE = 0.02  # of the accepted drafts at a depth that makes a rank worth its node (JetSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,11 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @property
+    def detectable(self) -> float:
+        """The true value that so many prompts would tell from 0 in four of five repetitions (2.8 standard errors)."""
+        return 2.8 / 3.92 * (self.high - self.low)
 
     def __str__(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"

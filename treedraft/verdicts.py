@@ -147,7 +147,7 @@ def _row(study: Study, claim: Claim, first: Arm, second: Arm) -> list[str]:
         verdict = f"fewer than {FEWEST_PROMPTS} prompts"
     return [
         "; ".join(f"{name} {gap}".strip() for name, gap in gaps.items()), verdict, f"{ahead} of {len(found.by_domain)}",
-        "" if share is None else f"{share:.1%}", f"{max(2.8 / 3.92 * (gap.high - gap.low) for gap in gaps.values()):.2f}",
+        "" if share is None else f"{share:.1%}", f"{max(gap.detectable for gap in gaps.values()):.2f}",
         " / ".join(dict.fromkeys((str(len(first.seeds)), str(len(second.seeds))))),
     ]  # fmt: skip
 

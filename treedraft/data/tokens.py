@@ -9,7 +9,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +187,7 @@ def total_counts(shards: Sequence[dict[str, Any]]) -> dict[str, int]:
 def _provenance(folder: Path, manifest: dict[str, Any]) -> Provenance:
     given = manifest["provenance"]
     wanted = {field.name for field in fields(Provenance)}
-    needed = wanted - {"rope_scaling"}
+    needed = {field.name for field in fields(Provenance) if field.default is MISSING}
     if not needed <= set(given) <= wanted:
         odd = sorted((needed - set(given)) | (set(given) - wanted))
         raise ValueError(f"{folder / MANIFEST}: provenance lacks or does not know {', '.join(odd)}")

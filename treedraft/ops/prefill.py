@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treedraft.ops.tree_attention.hybrid import merge, plain
+from treedraft.ops.tree_attention.hybrid import merge, on_cpu_kernel, plain, triangle
 
 NAME = "treedraft_prefill"
 MASKED = 2**24  # values of a mask
@@ -24,9 +24,8 @@ MASKED = 2**24  # values of a mask
 
 def causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
     """q [B, H, n, D], k and v [B, HK, S, D] -> [B, H, n, D]; row i sees the columns up to S - n + i. For CPUs."""
-    before, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
-    own = (part[:, :, before:].repeat_interleave(group, 1) for part in (k, v))
-    chunk = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, *own, is_causal=True, scale=scale)
+    before = k.shape[2] - q.shape[2]
+    chunk = triangle(q, k[:, :, before:], v[:, :, before:], scale)
     if before == 0:
         return chunk[0]
     return merge(plain(q, k[:, :, :before], v[:, :, :before], scale), chunk)[0]
@@ -62,7 +61,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """query [B, H, n, D] of the last n columns -> [B, n, H, D], as transformers calls it."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+    if on_cpu_kernel(query):
         return causal(query, key, value, scale=scale).transpose(1, 2), None
     return _few_rows_at_a_time(module, query, key, value, scale), None
 

@@ -147,8 +147,7 @@ class Comparison:
 
     @property
     def detectable(self) -> float:
-        """The true gap that this many prompts would show in four of five repetitions (2.8 standard errors)."""
-        return 2.8 / 3.92 * self.width
+        return self.difference.detectable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

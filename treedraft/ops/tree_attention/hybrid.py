@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,11 +58,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: TreeRows, scale: float, need_
     else:
         out, lse = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2), q.new_empty(q.shape[:3], dtype=_accurate(q))
     for block in blocks:
-        mine = q, out, lse
-        if len(blocks) > 1:
-            mine = tuple(x[:, :, block.rows] for x in mine)
-        tree, tree_lse = part = _block(mine[0], k, v, rows, block, first, scale)
-        own, own_lse = mine[1:]
+        own_q, own, own_lse = (q, out, lse) if len(blocks) == 1 else (x[:, :, block.rows] for x in (q, out, lse))
+        tree, tree_lse = part = _block(own_q, k, v, rows, block, first, scale)
         if first == 0 or need_lse:
             tree, tree_lse = merge((own, own_lse), part) if first else part
             own.copy_(tree)
@@ -150,16 +148,31 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
     Of a row that sees nothing only the operator's own value is returned: the caller knows which these are.
     """
     group = q.shape[1] // k.shape[1]
-    if q.device.type == "cpu" and _flash("cpu") is not None:
-        if group > 1 and not _groups_heads():
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)
+    if on_cpu_kernel(q):
+        return _on_cpu(q, k, v, scale, attn_mask=bias)
     accurate, packed = _accurate(q), q.unflatten(1, (k.shape[1], group))  # [B, HK, G, rows, D]
     scores = (packed @ k.transpose(-1, -2)[:, :, None]).to(accurate) * scale
     scores = scores if bias is None else scores + bias[:, :, None].to(accurate)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(torch.isneginf(lse), 0.0)[..., None]).exp()
     return (weights.to(v.dtype) @ v[:, :, None]).flatten(1, 2), lse.flatten(1, 2)
+
+
+def triangle(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
+    """Attention of q [B, H, N, D] over k and v [B, HK, N, D], row i up to column i, where `on_cpu_kernel(q)`."""
+    return _on_cpu(q, k, v, scale, is_causal=True)
+
+
+def on_cpu_kernel(q: Tensor) -> bool:
+    """Whether torch's CPU kernel serves these queries."""
+    return q.device.type == "cpu" and _flash("cpu") is not None
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, **options: Any) -> Part:
+    group = q.shape[1] // k.shape[1]
+    if group > 1 and not _groups_heads():
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale, **options)
 
 
 @cache
