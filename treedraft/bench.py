@@ -516,6 +516,9 @@ class _Counting:
         self.calls, self.lanes = self.calls + 1, self.lanes + len(lanes.slot)
         return self.scorer.children(lanes, width)
 
+    def spine(self, anchor: Any, depth: int, width: int) -> None:
+        """A call a level is what is counted here."""
+
 
 def _train() -> int:
     arguments = parse_arguments(TrainArguments, program="python -m treedraft.bench train", description=__doc__ or "")

@@ -187,6 +187,32 @@ def test_the_middle_rung_is_corrected_along_the_greedy_path(tiny64: Target, corr
 
 
 @every_correction
+def test_a_guess_is_the_path_of_best_children(tiny64: Target, correction: dict) -> None:
+    """Where a correction guesses that path, it is right, its nodes may be scored together, and the tree is the heap's."""
+    drafter, hidden, tokens = setup(tiny64, correction)
+    anchor = tokens[:, 0]
+    with torch.no_grad():
+        chain = Chain(depth=DEPTH).build(anchor, drafter.scorer(hidden, anchor))
+        state = drafter.correction.start(hidden, drafter.lent)
+        state.reserve(DEPTH)
+        guess = state.guess(anchor, DEPTH, lambda columns: drafter.d2t[columns])
+        assert (guess is not None) == (correction["name"] == "markov" and correction.get("variant", "vanilla") == "vanilla")
+        if guess is not None:
+            assert torch.equal(guess, chain.tokens[:, :-1])
+        spine = drafter.scorer(hidden, anchor).spine(anchor, DEPTH, 3)
+        if spine is not None:
+            assert torch.equal(spine[0][..., 0], chain.tokens[:, 1:])
+            assert_close(spine[1][..., 0].double().cumsum(1), chain.scores[:, 1:])
+        options = {"budget": 25, "width": 3, "depth": DEPTH, "admit": "pop"}
+        for request in range(REQUESTS):
+            own = slice(request, request + 1)
+            tree = BestFirst(**options).build(anchor[own], drafter.scorer(hidden[own], anchor[own])).tree(0)
+            heap = heap_build(int(anchor[request]), drafter.scorer(hidden[own], anchor[own]), **options)
+            assert torch.equal(tree.tokens, heap.tokens) and torch.equal(tree.parents, heap.parents)
+            assert_close(tree.scores, heap.scores)
+
+
+@every_correction
 def test_some_columns_are_those_of_all(tiny64: Target, correction: dict) -> None:
     """Stepping among candidates gives those logits; as a scorer, laws over the whole vocabulary with an exact rest."""
     drafter, hidden, tokens = setup(tiny64, correction)

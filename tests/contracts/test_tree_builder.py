@@ -24,7 +24,7 @@ from treedraft.trees.best_first import BestFirst
 from treedraft.trees.chain import Chain
 from treedraft.trees.limits import Cost, DepthCaps, GapCap
 from treedraft.trees.naive import heap_build
-from treedraft.trees.scorers import Lanes, MarginalScorer, Scorer
+from treedraft.trees.scorers import ConditionalScorer, Lanes, MarginalScorer, Scorer
 from treedraft.trees.tree import DraftTree
 
 ANCHOR = 7
@@ -324,6 +324,46 @@ def test_lookahead_lasts_while_a_tree_of_popped_nodes_grows(kind: str) -> None:
     scorer = PathScorer(table(kind, (64, 50), 2), torch.tensor([3]), 15)
     tree = BestFirst(budget=255, width=7, admit="pop").build(torch.tensor([ANCHOR]), scorer).tree(0)
     assert len(tree) == 255 and scorer.num_calls < 30 and scorer.num_lanes < 400
+
+
+class Pairs:
+    """A correction that reads a node's slot and token [D, V, V]; its guess goes wrong behind so many nodes."""
+
+    def __init__(self, laws: torch.Tensor, right: int) -> None:
+        self.laws, self.right, self.num_calls = laws, right, 0
+
+    def reserve(self, capacity: int) -> None: ...
+
+    def step(self, lanes: Lanes) -> torch.Tensor:
+        self.num_calls += 1
+        return self.laws[lanes.slot, lanes.token]
+
+    def step_among(self, lanes: Lanes, columns: torch.Tensor) -> torch.Tensor:
+        return self.step(lanes).gather(1, columns)
+
+    def guess(self, anchor: torch.Tensor, depth: int, token_ids: Any) -> torch.Tensor | None:
+        path = [anchor]
+        for slot in range(depth - 1):
+            best, worst = self.laws[slot, path[-1]].argmax(-1), self.laws[slot, path[-1]].argmin(-1)
+            path.append(token_ids(best if slot < self.right - 1 else worst))
+        return torch.stack(path, 1) if self.right else None
+
+
+@pytest.mark.parametrize("options", [{}, {"caps": DepthCaps(caps=(2, 1, 3))}, {"cost": Cost(draft=2.0, correction=0.1, level=0.05, verify=(1.0, 1.1, 1.3))}], ids=["plain", "caps", "cost"])
+@pytest.mark.parametrize("law", ["smooth", "ties", "one_hot", "flat"])
+@pytest.mark.parametrize("budget", [1, 2, 5, 40])
+def test_a_guessed_path_saves_calls_and_changes_no_tree(law: str, budget: int, options: dict[str, Any]) -> None:
+    depth, vocab, calls = 6, 5, {}
+    laws, anchors = table(law, (depth, vocab, vocab), 4), torch.tensor([2, 4])
+    for right in (0, 1, 3, depth):
+        scorer = ConditionalScorer(Pairs(laws, right), depth=depth, num_requests=2, d2t=torch.arange(vocab))
+        size = {"budget": budget, "width": 3, "depth": depth, "admit": "pop", **options}
+        trees = BestFirst(**size).build(anchors, scorer)
+        calls[right] = scorer.state.num_calls
+        for request, anchor in enumerate(anchors.tolist()):
+            assert same(trees.tree(request), heap_build(anchor, scorer, **size)), right
+    if law == "one_hot" and budget > 2 and not options:
+        assert calls[0] == min(depth, budget - 1) and calls[depth] == 1
 
 
 class Spine(Scorer):

@@ -61,6 +61,11 @@ class State(ABC):
         """The same for some draft columns [L, M] of every lane alone: logits [L, M]."""
         return self.step(lanes).gather(1, columns)
 
+    def guess(self, anchor: Tensor, depth: int, token_ids: Map) -> Tensor | None:
+        """Tokens [R, depth], most likely the anchor, its best child, that one's best child, ...; None where that would take
+        a step a slot, or where a step remembers its branch, so that nodes cannot be stepped beside their ancestors."""
+        return None
+
 
 class Correction(nn.Module, ABC):
     """Hidden states of drafted slots and the tokens before them -> logits."""

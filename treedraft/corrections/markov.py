@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from treedraft.corrections import attention
-from treedraft.corrections._seam import Borrowed, Correction, Lanes, State, select
+from treedraft.corrections._seam import Borrowed, Correction, Lanes, Map, State, select
 from treedraft.ops.layers import Shape
 
 
@@ -67,6 +68,17 @@ class MarkovState(State):
     def step_among(self, lanes: Lanes, columns: Tensor) -> Tensor:
         base = self.base_logits[lanes.request[:, None], lanes.slot[:, None], columns]
         return base + torch.einsum("lr,lmr->lm", self._embed(lanes), self.head.markov_w2.weight[columns])
+
+    def guess(self, anchor: Tensor, depth: int, token_ids: Map) -> Tensor | None:
+        logits = self.base_logits
+        if self.head.config.variant != "vanilla" or not logits.is_cpu or logits.dtype not in (torch.float32, torch.float64):
+            return None
+        # A step of one row is some microseconds of work, of which torch would make several times as many.
+        first, second, base = (values.detach().numpy() for values in (self.head.markov_w1.weight, self.head.markov_w2.weight, logits))
+        ids, path = token_ids(torch.arange(len(second))).numpy(), [anchor.numpy()]
+        for slot in range(depth - 1):
+            path.append(ids[(first[path[-1]] @ second.T + base[:, slot]).argmax(1)])
+        return torch.from_numpy(np.stack(path, 1))
 
     def _embed(self, lanes: Lanes) -> Tensor:
         """What W2 reads, [L, r]; stores the lanes' states."""

@@ -94,6 +94,11 @@ class BestFirst(TreeBuilder):
                     break
                 pool.expand(best, scorer)
             pool.close()
+        elif self.admit == "pop" and len(anchor) < _MANY and min(depth, budget - 1) > 0:
+            # Most of such a tree's levels hold few nodes besides the path of best children, so that each would be a call.
+            spine = scorer.spine(anchor, min(depth, budget - 1), width)
+            if spine is not None:
+                pool.follow(*spine)
         while True:
             roomy = capacity == inner or pool.num_blocks - 1 + lookahead <= capacity - most
             frontier = pool.frontier(lookahead if roomy else 1)
@@ -242,15 +247,36 @@ class _Pool:
             Lanes(request=lanes[0], slot=lanes[1], token=lanes[2], expansion=lanes[3], parent=lanes[4], deepest=int(depth.max())),
             self.width,
         )
-        tokens, log_q = tokens.numpy(force=True), log_q.double().numpy(force=True)
-        if self.rules.caps is not None:
-            log_q[np.arange(self.width) >= self.rules.caps(depth, log_q)[:, None]] = -np.inf
+        log_q = self._capped(depth, log_q)
+        self._fill(nodes, below, depth, tokens.numpy(force=True), self.surprisal.take(nodes)[:, None] - log_q)
+        self._count(frontier.wanted.sum(1))
 
-        self.block_below.put(nodes, below)
-        self.num_expanded += frontier.wanted.sum(1)
+    def follow(self, tokens: Tensor, log_q: Tensor) -> None:
+        """Give the root, its best child, that one's best child, ... their children [R, levels, width]."""
+        request, level = np.indices(tokens.shape[:2]).reshape(2, -1)
+        laws = self._capped(level, log_q.flatten(0, 1)).reshape(tokens.shape)
+        surprisal = -laws
+        surprisal[:, 1:] += (-laws[:, :-1, :1]).cumsum(1)
+        # Block l + 1 holds the children of the best node at depth l, which is the first one of block l.
+        nodes = self.first[request, 0] + level * self.width
+        self._fill(nodes, level + 1, level, tokens.flatten(0, 1).numpy(force=True), surprisal.reshape(-1, self.width))
+        self._count(tokens.shape[1])
+
+    def _capped(self, depth: ndarray, log_q: Tensor) -> ndarray:
+        """log q [L, W] in float64, of what a cap leaves out minus infinity."""
+        laws = log_q.double().numpy(force=True)
+        if self.rules.caps is not None:
+            laws[np.arange(self.width) >= self.rules.caps(depth, laws)[:, None]] = -np.inf
+        return laws
+
+    def _count(self, expanded: ndarray | int) -> None:
+        self.num_expanded += expanded
         self.num_blocks = int(self.num_expanded.max()) + 1
-        blocks = first + below
-        surprisal = self.surprisal.take(nodes)[:, None] - log_q
+
+    def _fill(self, nodes: ndarray, below: ndarray, depth: ndarray, tokens: ndarray, surprisal: ndarray) -> None:
+        """Put the children [L, W] of nodes at these depths into blocks of their requests."""
+        self.block_below.put(nodes, below)
+        blocks = nodes // ((self.capacity + 1) * self.width) * (self.capacity + 1) + below
         self.fanout.put(nodes, (surprisal < np.inf).sum(1))
         leaf = (depth + 1 == self.depth)[:, None]
         self.block_parent.put(blocks, nodes)

@@ -56,6 +56,11 @@ class Scorer(Protocol):
         columns, log_q = top_children(self.expand(lanes), width)
         return self.token_ids(columns), log_q
 
+    def spine(self, anchor: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor] | None:
+        """What `children` says of the root, its best child, that one's best child, ... at once, for `depth` levels or the
+        first few of them, both [R, levels, width]; None where a call a level is all there is."""
+        return None
+
 
 _FEW = 64  # rows that are cheaper to compute all at once than in a few calls
 
@@ -94,6 +99,9 @@ class MarginalScorer(Scorer):
             tokens[new], log_q[new] = self.token_ids(columns), best.double()
         return tokens[row], log_q[row]
 
+    def spine(self, anchor: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor]:
+        return _along(anchor[:, None].expand(-1, depth), self, width)
+
     def _rows(self, request: Tensor, slot: Tensor) -> Tensor:
         return self.log_q[request, slot]
 
@@ -126,6 +134,10 @@ class CorrectionState(Protocol):
         """The same for draft columns [L, M] alone: [L, M]."""
         ...
 
+    def guess(self, anchor: Tensor, depth: int, token_ids: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Likely tokens [R, depth] of the path of best children, the root first, where a node needs nothing of its parent."""
+        ...
+
 
 class ConditionalScorer(Scorer):
     """Every node is scored under its own ancestry: the correction is stepped along the node's path."""
@@ -143,6 +155,15 @@ class ConditionalScorer(Scorer):
 
     def token_ids(self, columns: Tensor) -> Tensor:
         return self.d2t[columns]
+
+    def spine(self, anchor: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor] | None:
+        path = self.state.guess(anchor, depth, self.token_ids)
+        if path is None:
+            return None
+        tokens, log_q = _along(path, self, width)
+        same = (tokens[:, :-1, 0] == path[:, 1:]).all(0)
+        levels = 1 + int(same.long().cumprod(0).sum())
+        return tokens[:, :levels], log_q[:, :levels]
 
     def per_depth(self, anchor: Tensor) -> MarginalScorer:
         """One law a depth, corrected once along the greedy path below `anchor` [R]: the middle rung of the ladder
@@ -185,12 +206,28 @@ class CandidateScorer(ConditionalScorer):
         best, log_q = top_children(log_q, width)
         return self.token_ids(columns.gather(1, best)), log_q
 
+    def spine(self, anchor: Tensor, depth: int, width: int) -> None:
+        return None  # a guess does not know the candidates
+
     def _laws(self, lanes: Lanes) -> tuple[Tensor, Tensor]:
         """Candidate columns and their log q, both [L, M]."""
         columns = self.columns[lanes.request, lanes.slot]
         logits = self.state.step_among(lanes, columns).to(self.log_rest.dtype)
         rest = self.log_rest[lanes.request, lanes.slot]
         return columns, logits - torch.logaddexp(rest, logits.logsumexp(-1))[:, None]
+
+
+def _along(path: Tensor, scorer: Scorer, width: int) -> tuple[Tensor, Tensor]:
+    """Children [R, D, width] of the nodes of paths [R, D], of scorers that remember nothing of a branch."""
+    num_requests, depth = path.shape
+    request, slot = torch.arange(num_requests, device=path.device), torch.arange(depth, device=path.device)
+    none = torch.full((num_requests * depth,), -1, device=path.device)
+    lanes = Lanes(
+        request=request.repeat_interleave(depth), slot=slot.repeat(num_requests), token=path.flatten(),
+        expansion=none, parent=none, deepest=depth - 1,
+    )  # fmt: skip
+    tokens, log_q = scorer.children(lanes, width)
+    return tokens.view(num_requests, depth, width), log_q.view(num_requests, depth, width)
 
 
 def chain_lanes(request: Tensor, slot: int, token: Tensor, capacity: int) -> Lanes:
