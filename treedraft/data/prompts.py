@@ -303,13 +303,20 @@ def long_set(
     shortest = mean(1)
     if tokens < shortest:
         raise ValueError(f"no long prompt has {tokens} tokens: with a single fact they have {shortest:.0f}")
-    # Length is nearly linear in the facts, so a step by the mean slope lands within a fact or two.
+    # Length is nearly linear in the facts, so steps by the mean slope end within a fact or two: neighbours are looked at too.
     means, num_facts = {1: shortest}, 16
     while num_facts not in means:
         means[num_facts] = mean(num_facts)
         slope = (means[num_facts] - shortest) / (num_facts - 1)
         num_facts = max(1, num_facts + round((tokens - means[num_facts]) / slope))
-    nearest = min(means, key=lambda facts: abs(means[facts] - tokens))
+
+    def away(num_facts: int) -> float:
+        means.setdefault(num_facts, mean(num_facts))
+        return abs(means[num_facts] - tokens)
+
+    nearest = min(means, key=away)
+    while (closer := min((max(1, nearest - 1), nearest, nearest + 1), key=away)) != nearest:
+        nearest = closer
     return prompt_set(f"long-{nearest}", count=count, seed=seed)
 
 
