@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -296,25 +297,24 @@ def long_set(
     ValueError if even one fact makes a longer prompt.
     """
 
+    @cache
     def mean(num_facts: int) -> float:
         sample = _long(num_facts, _LONG_SAMPLE, seed)
         return sum(length(prompt.turns) for prompt in sample) / len(sample)
+
+    def away(num_facts: int) -> float:
+        return abs(mean(num_facts) - tokens)
 
     shortest = mean(1)
     if tokens < shortest:
         raise ValueError(f"no long prompt has {tokens} tokens: with a single fact they have {shortest:.0f}")
     # Length is nearly linear in the facts, so steps by the mean slope end within a fact or two: neighbours are looked at too.
-    means, num_facts = {1: shortest}, 16
-    while num_facts not in means:
-        means[num_facts] = mean(num_facts)
-        slope = (means[num_facts] - shortest) / (num_facts - 1)
-        num_facts = max(1, num_facts + round((tokens - means[num_facts]) / slope))
-
-    def away(num_facts: int) -> float:
-        means.setdefault(num_facts, mean(num_facts))
-        return abs(means[num_facts] - tokens)
-
-    nearest = min(means, key=away)
+    seen, num_facts = [1], 16
+    while num_facts not in seen:
+        seen.append(num_facts)
+        slope = (mean(num_facts) - shortest) / (num_facts - 1)
+        num_facts = max(1, num_facts + round((tokens - mean(num_facts)) / slope))
+    nearest = min(seen, key=away)
     while (closer := min((max(1, nearest - 1), nearest, nearest + 1), key=away)) != nearest:
         nearest = closer
     return prompt_set(f"long-{nearest}", count=count, seed=seed)

@@ -94,9 +94,9 @@ class BestFirst(TreeBuilder):
                     break
                 pool.expand(best, scorer)
             pool.close()
-        elif self.admit == "pop" and len(anchor) < _MANY and min(depth, budget - 1) > 0:
+        elif self.admit == "pop" and len(anchor) < _MANY and (levels := min(depth, budget - 1)) > 0:
             # Most of such a tree's levels hold few nodes besides the path of best children, so that each would be a call.
-            spine = scorer.spine(anchor, min(depth, budget - 1), width)
+            spine = scorer.spine(anchor, levels, width)
             if spine is not None:
                 pool.follow(*spine)
         while True:
