@@ -18,11 +18,12 @@ from IPython.display import Markdown
 from torch import nn
 
 from treedraft import figures, report
-from treedraft.cells import Workbench, collect, write_rows
+from treedraft.cells import Workbench, collect
 from treedraft.corrections._seam import Correction, State, select
 from treedraft.data.regenerate import Settings, regenerate
 from treedraft.grid import load_grid
 from treedraft.ops.layers import rms_norm
+from treedraft.results import write_rows
 from treedraft.trees.best_first import BestFirst
 
 scratch = tempfile.TemporaryDirectory()

@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 
 from treedraft import ablate, cells, report
-from treedraft.cells import Workbench, collect, is_timed, write_rows
+from treedraft.cells import Workbench, collect, is_timed
 from treedraft.config import DataConfig
 from treedraft.controls import control_rows
 from treedraft.data import prompts, regenerate, world
 from treedraft.data.prepare import training_sequences
 from treedraft.data.regenerate import Settings
 from treedraft.grid import EvaluateConfig, Grid, load_grid
+from treedraft.results import write_rows
 from treedraft.targets import load_target, window_of
 from treedraft.targets.hf import Target
 

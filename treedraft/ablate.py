@@ -1,7 +1,7 @@
 """`python -m treedraft.ablate --grid core`: train and measure every cell of a grid, or of a suite of grids, and print its tables.
 
 Run again after an interruption and only what is missing is done. Tables (Markdown, LaTeX, CSV) and figures go to
---output.
+--output; what they hold already is kept, so that a long campaign can be handed from machine to machine with its results alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import parse_settings, read_toml
 from treedraft.grid import Cell, Grid, load_grids
+from treedraft.results import Measured, measured_in, write_rows
 from treedraft.run import is_measured, runs_folder
 
 GRIDS = Path(__file__).parent.parent / "ablations"
@@ -40,7 +41,8 @@ class Arguments:
     dry_run: bool = False
     """List the cells with what is done of each and stop."""
     output: Path | None = None
-    """Folder of tables and figures (default: runs/grids/NAME; runs/partial/NAME if not the whole grid as filed)."""
+    """Folder of tables and figures; cells that it holds are not measured again (default: runs/grids/NAME; runs/partial/NAME
+    if not the whole grid as filed, made anew)."""
     cache_gb: float = 12.0
     """The largest feature cache to fill."""
     jobs: int | None = None
@@ -59,23 +61,24 @@ def main() -> int:
     _check_windows(cells)
     if arguments.output is not None:
         _check_output(arguments.output, grids)
+    kept = Measured() if arguments.cell is not None else measured_in(arguments.output)
     if arguments.dry_run:
-        return _dry_run(cells)
-    failures = _run(cells, grids, arguments)
+        return _dry_run(cells, kept)
+    failures = _run(cells, grids, arguments, kept)
     if arguments.cell is not None:
         return _print_cell(cells[0], failures)
     from treedraft import report
-    from treedraft.cells import collect, write_rows
+    from treedraft.cells import collect
     from treedraft.controls import control_rows
 
     # A part of a grid, or a grid with other settings, must not replace the tables of the whole one.
     partial = any((arguments.limit, arguments.target, settings))
     folder = arguments.output or runs_folder() / ("partial" if partial else "grids") / Path(arguments.grid).stem
-    chosen = {cell.cell_id for cell in cells}
+    chosen = {cell.cell_id for cell in cells} | set(kept.cells)
     for grid in grids:
         own = [cell for cell in grid.cells if cell.cell_id in chosen]
         if own:
-            write_rows(folder, grid, *collect(own, failures, grid.name), control_rows(own))
+            write_rows(folder, grid, *collect(own, failures, grid.name, kept), control_rows(own, kept))
             report.write_report(folder, grid.name)
             report.print_table(folder, grid.name)
     print(f"tables and figures: {folder}")
@@ -108,10 +111,10 @@ def _list() -> int:
     return 0
 
 
-def _dry_run(cells: list[Cell]) -> int:
+def _dry_run(cells: list[Cell], kept: Measured) -> int:
     for cell in cells:
         trained = (runs_folder() / "train" / cell.arm.train_id / "result.json").is_file()
-        measured = is_measured(runs_folder() / "cells" / cell.cell_id)
+        measured = cell.cell_id in kept.cells or is_measured(runs_folder() / "cells" / cell.cell_id)
         print(f"{'done   ' if measured else 'trained' if trained else 'missing'} {cell.cell_id}")
     return 0
 
@@ -156,17 +159,19 @@ def _check_output(folder: Path, grids: list[Grid]) -> None:
                 raise ValueError(f"{path} has results of {there}, not of {target}: give another folder with --output")
 
 
-def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str, str]:
-    """Do what is missing; reasons of the cells, and controls, that failed."""
+def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments, kept: Measured | None = None) -> dict[str, str]:
+    """Do what is missing and was not kept; reasons of the cells, and controls, that failed."""
     from treedraft.cells import Workbench, cell_folder, is_timed
     from treedraft.controls import missing_controls
     from treedraft.jobs import attempt, run_side_by_side
 
-    missing = [cell for cell in cells if not is_measured(cell_folder(cell))]
-    untimed = [cell for cell in cells if not is_timed(cell)]
+    kept = kept or Measured()
+    todo = [cell for cell in cells if cell.cell_id not in kept.cells]
+    missing = [cell for cell in todo if not is_measured(cell_folder(cell))]
+    untimed = [cell for cell in todo if not is_timed(cell)]
     chosen = set() if arguments.cell is not None else {cell.cell_id for cell in cells}
     checked = [[cell for cell in grid.cells if cell.cell_id in chosen] for grid in grids]
-    if not (missing or untimed or any(map(missing_controls, checked))):
+    if not (missing or untimed or any(missing_controls(own, kept) for own in checked)):
         return {}
     scalings = sorted({str(cell.arm.train.rope_scaling) for cell in cells})
     if len(scalings) > 1:
@@ -184,7 +189,7 @@ def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments) -> dict[str
         if cell.cell_id not in failures:
             failures |= attempt(cell.cell_id, lambda cell=cell: bench.time(cell))
     for own in checked:
-        for control in missing_controls(own):
+        for control in missing_controls(own, kept):
             failures |= attempt(control.path.stem, lambda control=control: control.measure(bench))
     return failures
 

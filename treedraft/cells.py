@@ -23,8 +23,9 @@ from treedraft.data.prepare import training_sequences
 from treedraft.data.prompts import Prompt, default_set, long_set, prompt_set
 from treedraft.drafter import Drafter, load_drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
-from treedraft.grid import Arm, Cell, EvaluateConfig, Grid
+from treedraft.grid import Arm, Cell, EvaluateConfig
 from treedraft.metrics import Rounds
+from treedraft.results import COUNTED, Measured
 from treedraft.run import commit, hardware, is_measured, rank_and_world, runs_folder, seed_everything
 from treedraft.speculate import stage_costs
 from treedraft.targets import load_target, parse_dtype
@@ -213,9 +214,10 @@ def prompt_row(item: Rounds) -> dict[str, Any]:
 
 
 def collect(
-    cells: Sequence[Cell], failures: Mapping[str, str], name: str
+    cells: Sequence[Cell], failures: Mapping[str, str], name: str, kept: Measured | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of <grid>.cells.csv and <grid>.prompts.csv for the cells that are done or failed."""
+    """Rows of <grid>.cells.csv and <grid>.prompts.csv for the cells that are done or failed, or whose rows were `kept`."""
+    kept = kept or Measured()
     cell_rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
     for cell in cells:
@@ -228,43 +230,20 @@ def collect(
                                "trained_depth": arm.drafter.depth}  # fmt: skip
         if cell.cell_id in failures:
             row["status"] = f"failed: {failures[cell.cell_id]}"
+            found: list[dict[str, Any]] = []
         elif is_done(cell_folder(cell)):
             result = files.read_json(cell_folder(cell) / "result.json")
             trained = files.read_json(train_folder(arm) / "result.json")
             row |= _result_columns(result, trained) | _context_columns(cell, result)
-            prompt_rows += [{**shared, **item} for item in files.read_json(cell_folder(cell) / "prompts.json")]
+            found = files.read_json(cell_folder(cell) / "prompts.json")
+        elif cell.cell_id in kept.cells:
+            row = {**row, **kept.cells[cell.cell_id], **row}
+            found = kept.prompts[cell.cell_id]
         else:
             continue
         cell_rows.append(row)
+        prompt_rows += [{**shared, **item, **shared} for item in found]
     return cell_rows, prompt_rows
-
-
-def write_rows(
-    folder: Path,
-    grid: Grid,
-    cell_rows: Sequence[Mapping[str, Any]],
-    prompt_rows: Sequence[Mapping[str, Any]],
-    control_rows: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """The files that reports are made from: GRID.cells.csv, GRID.prompts.csv, GRID.controls.csv and GRID.json."""
-    import pandas as pd
-
-    for name, rows in (("cells", cell_rows), ("prompts", prompt_rows), ("controls", control_rows)):
-        if name == "controls" and not rows:
-            continue
-        with files.replacing(folder / f"{grid.name}.{name}.csv") as path:
-            # A failed cell lacks counts; integers beside a gap stay integers.
-            pd.DataFrame(list(rows)).convert_dtypes().to_csv(path, index=False, float_format="%.6g")
-    record = {
-        "name": grid.name,
-        "question": grid.question,
-        "comparisons": [list(pair) for pair in grid.comparisons()],
-        "n_prompts": len({row["prompt"] for row in prompt_rows}),
-        "rope_scaling": sorted({arm.train.rope_scaling or "none" for arm in grid.arms}),
-        "hardware": hardware(),
-        "commit": commit(),
-    }
-    files.write_json(folder / f"{grid.name}.json", record)
 
 
 def _context_columns(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +265,7 @@ def _result_columns(result: Mapping[str, Any], trained: Mapping[str, Any]) -> di
         "survival": " ".join(f"{value:.4f}" for value in result["survival"]),
         **{
             f"{group}_{name}": " ".join(f"{value:.10g}" for value in values)
-            for group in ("spine", "steps", "paths")
+            for group in COUNTED
             for name, values in (result.get(group) or {}).items()
         },
         **({"candidate_recall": result["candidate_recall"]} if result.get("candidate_recall") is not None else {}),

@@ -22,6 +22,7 @@ from treedraft.drafter import Drafter
 from treedraft.evaluate import Replay
 from treedraft.grid import Cell, EvaluateConfig, shipped_weights
 from treedraft.metrics import Rounds
+from treedraft.results import Measured
 from treedraft.run import is_measured, runs_folder
 from treedraft.trees.scorers import MarginalScorer
 
@@ -80,13 +81,17 @@ class Control:
 
     @property
     def path(self) -> Path:
+        return cell_folder(self.cell) / "again.json" if self.cell is not None else runs_folder() / "controls" / f"{self.control_id}.json"
+
+    @property
+    def control_id(self) -> str:
         if self.cell is not None:
-            return cell_folder(self.cell) / "again.json"
+            return f"{self.cell.cell_id}-again"
         identity: dict[str, Any] = {name: canonical(getattr(self, name)) for name in ("decode", "evaluate")}
         identity |= {"weights": shipped_weights(self.target), "rope_scaling": self.rope_scaling, "noise": noise.SCHEME}
         setting = f"{self.decode.mode}-d{self.decode.depth}-t{self.decode.temperature:g}"
         name = f"{self.name}-{self.target}-{setting}".replace("/", "--").replace(" ", "-")
-        return runs_folder() / "controls" / f"{name}-{short_hash(identity)}.json"
+        return f"{name}-{short_hash(identity)}"
 
     @property
     def full(self) -> int:
@@ -133,27 +138,31 @@ def controls_of(cells: Sequence[Cell]) -> list[Control]:
     return [*stubs, *twice]
 
 
-def missing_controls(cells: Sequence[Cell]) -> list[Control]:
-    """Those that are not measured yet and can be: what is measured again has to be measured."""
+def missing_controls(cells: Sequence[Cell], kept: Measured | None = None) -> list[Control]:
+    """Those that are not measured yet and can be: what is measured again has to be measured here."""
+    done = kept.controls if kept else {}
     return [
         control for control in controls_of(cells)
-        if not control.path.is_file() and (control.cell is None or is_measured(cell_folder(control.cell)))
+        if not control.path.is_file() and control.control_id not in done
+        and (control.cell is None or is_measured(cell_folder(control.cell)))
     ]  # fmt: skip
 
 
-def control_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def control_rows(cells: Sequence[Cell], kept: Measured | None = None) -> list[dict[str, Any]]:
     """Rows of <grid>.controls.csv: a control, a setting and a prompt, its sampling seeds together."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for control in controls_of(cells):
-        if not control.path.is_file():
-            continue
         decode, cell = control.decode, control.cell
         setting = {
-            "control": control.name, "label": cell.arm.label if cell else "", "cell": cell.cell_id if cell else "",
+            "control_id": control.control_id, "control": control.name, "label": cell.arm.label if cell else "",
+            "cell": cell.cell_id if cell else "",
             "mode": decode.mode, "depth": decode.depth, "temperature": decode.temperature, "width": decode.width,
             "budget": decode.budget, "scorer": decode.scorer, "admit": decode.admit, "shape": decode.shape, "full": control.full,
             "context": control.evaluate.context,
         }  # fmt: skip
+        if not control.path.is_file():
+            rows += [{**setting, **row, **setting} for row in (kept.controls.get(control.control_id, ()) if kept else ())]
+            continue
         decoded: dict[str, list[dict[str, Any]]] = {}
         for row in files.read_json(control.path):
             decoded.setdefault(row["prompt"], []).append(row)

@@ -13,16 +13,10 @@ import numpy as np
 
 from treedraft.files import read_json
 from treedraft.metrics import BOOTSTRAP_DRAWS, Interval, draw_prompts, draw_seeds
+from treedraft.results import COUNTED, Frame, read_rows
 
-Frame = Any  # a pandas table or column; pandas, without types of its own, is imported where it is needed
 RUNGS = ("marginal", "per_depth", "conditional")
 MARGIN, RELATIVE_MARGIN = 0.05, 0.01  # a claim needs a gap of at least this many tokens and this share of tau
-# Columns <group>_<name> of lists, by depth or by bin; results from before they were counted lack them.
-COUNTED = {
-    "spine": ("kept", "left", "off"),
-    "steps": ("drafts", "expected", "accepted"),
-    "paths": ("drafts", "expected", "accepted"),
-}
 FEWEST_PROMPTS = 30  # below it nothing is claimed
 
 
@@ -310,15 +304,15 @@ class Study:
 def load_study(folder: Path, grid: str) -> Study:
     """Read the files of a grid; ValueError names what is missing or does not fit."""
     info = read_json(_existing(folder / f"{grid}.json", folder))
-    table = _read_csv(folder / f"{grid}.cells.csv", folder)
+    table = read_rows(_existing(folder / f"{grid}.cells.csv", folder))
     finished = table.status == "ok"
     cells = table[finished].copy()
     if "shape" in cells:
         cells["shape"] = cells["shape"].fillna("")
     cells["mode"] = _modes(cells)
-    prompts = _read_csv(folder / f"{grid}.prompts.csv", folder)
+    prompts = read_rows(_existing(folder / f"{grid}.prompts.csv", folder))
     path = folder / f"{grid}.controls.csv"
-    controls = _read_csv(path, folder) if path.is_file() else None
+    controls = read_rows(path) if path.is_file() else None
     if controls is not None:
         controls["shape"] = controls["shape"].fillna("")
         controls["mode"] = _modes(controls)
@@ -347,38 +341,6 @@ def _existing(path: Path, folder: Path) -> Path:
             f"no file {str(path)!r}; grids with results in {str(folder)!r}: {', '.join(known_grids(folder)) or 'none'}"
         )
     return path
-
-
-def _read_csv(path: Path, folder: Path) -> Frame:
-    """Names stay text ("none" is a correction, 007 a commit); an empty field is nan."""
-    import pandas as pd
-
-    text = (
-        "grid",
-        "cell",
-        "label",
-        "mode",
-        "scorer",
-        "admit",
-        "shape",
-        "prompt",
-        "domain",
-        "survival",
-        "target",
-        "hardware",
-        "commit",
-        "status",
-        "control",
-        "costs_hardware",
-        "costs_commit",
-        *(f"{group}_{name}" for group, names in COUNTED.items() for name in names),
-    )
-    try:
-        return pd.read_csv(
-            _existing(path, folder), dtype=dict.fromkeys(text, object), keep_default_na=False, na_values=["", "nan"]
-        )  # fmt: skip
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{path}: not a table ({error})") from error
 
 
 def _modes(cells: Frame) -> list[str]:
