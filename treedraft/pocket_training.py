@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from treedraft import files
 from treedraft.data import world
+from treedraft.muon import Muon
 from treedraft.pocket import ASSETS, CHAT_TEMPLATE, MARKS, ModelConfig, TrainConfig
 
 log = logging.getLogger("treedraft.pocket")
@@ -307,7 +308,7 @@ def optimizers(model: Any, config: TrainConfig) -> list[torch.optim.Optimizer]:
     adam = [dict(params=embedding, weight_decay=config.weight_decay), dict(params=norms, weight_decay=0.0)]
     made: list[torch.optim.Optimizer] = [torch.optim.AdamW(adam, lr=config.other_lr, betas=(0.9, 0.95), fused=True)]
     decay = config.weight_decay
-    made.append(torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    made.append(Muon(matrices, lr=config.matrix_lr, weight_decay=decay))
     for optimizer in made:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

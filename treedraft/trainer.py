@@ -27,6 +27,7 @@ from treedraft.config import TrainConfig
 from treedraft.data.anchors import Batch, batch_for_step, usable_sequences
 from treedraft.data.features import FeatureCache
 from treedraft.drafter import Drafter
+from treedraft.muon import Muon
 from treedraft.run import rank_and_world
 from treedraft.targets.hf import Target
 
@@ -299,8 +300,7 @@ def _optimizers(drafter: Drafter, config: TrainConfig) -> list[torch.optim.Optim
     tables = ("markov", "slot_table")
     others = [weight for name, weight in named if weight.ndim != 2 or any(table in name for table in tables)]
     matrices = [weight for name, weight in named if weight.ndim == 2 and not any(table in name for table in tables)]
-    rate, decay = config.learning_rate, config.weight_decay
-    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    muon = Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay)
     return [muon, torch.optim.AdamW(others, **adamw)]
 
 
