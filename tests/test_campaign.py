@@ -54,6 +54,20 @@ def test_a_suite_asks_every_question(name: str) -> None:
     assert {(pair(arm), arm.train.seed) for arm in grids["seeds"].arms} == {(each, seed) for each in HEADLINE for seed in (0, 1, 2)}
 
 
+def test_the_fixed_size_context_is_part_of_the_suites() -> None:
+    assert "contexts" in suite("full") and {"contexts", "longspark", "slots", "long"} <= set(suite("campaign"))
+
+
+def test_every_question_has_a_place_for_its_answer() -> None:
+    """The list of grids names every file, and every one that is measured here has its tables in the text."""
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    elsewhere = {"full", "campaign", "qwen3-campaign", "smoke"}
+    for path in FOLDER.glob("*.toml"):
+        if "\nquestion = " in "\n" + path.read_text(encoding="utf-8"):
+            assert f"| `{path.stem}` |" in text, path.stem
+            assert f"<!-- table: {path.stem} " in text or path.stem in elsewhere, path.stem
+
+
 def test_full_has_one_seed_and_the_campaign_three() -> None:
     full, campaign = suite("full"), suite("campaign")
     for name in QUESTIONS:

@@ -75,19 +75,38 @@ def main() -> int:
         print(f"{tokens:>8}" + "".join(
             f"{own[name]['draft_ms']:22.2f}{own[name]['update_ms']:22.3f}{own[name]['bytes'] / 2**20:22.3f}" for name in CONTEXTS
         ))  # fmt: skip
+    if len(arguments.tokens) > 1:
+        shortest, longest = min(arguments.tokens), max(arguments.tokens)
+        grown = ", ".join(f"{name} {more:+.1%}" for name, more in growth(rows).items())
+        print(f"drafting takes longer behind {longest} tokens than behind {shortest}: {grown}")
     if arguments.output is not None:
         _write(arguments, rows)
     return 0
 
 
 def measure(arguments: Arguments) -> list[dict[str, Any]]:
-    """A row a context and length: draft_ms, update_ms, bytes, and shared_bytes beside a target's cache that is at hand."""
+    """A row a context and length: draft_ms, update_ms, bytes, and shared_bytes beside a target's cache that is at hand.
+
+    Lengths and contexts take turns, so that a machine that slows down does so for all of them.
+    """
     target = _target(arguments)
-    rows = []
+    rows = [_Row(target, drafter, name, tokens, arguments)
+            for name in CONTEXTS for drafter in [_drafter(target, name, arguments)] for tokens in arguments.tokens]  # fmt: skip
+    found = [{"context": row.name, "tokens": row.tokens} for row in rows]
+    for what in ("draft", "update"):
+        times = [[_seconds(getattr(row, what), target.device) for row in rows] for _ in range(arguments.repeats + 1)]
+        for numbers, own in zip(found, zip(*times[1:], strict=True), strict=True):  # the first is the warm-up
+            numbers[f"{what}_ms"] = statistics.median(own) * 1e3
+    return [{**numbers, "bytes": row.bytes, "shared_bytes": row.shared_bytes} for numbers, row in zip(found, rows, strict=True)]
+
+
+def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """By how much drafting takes longer behind the longest prefix than behind the shortest, of each context."""
+    found = {}
     for name in CONTEXTS:
-        drafter = _drafter(target, name, arguments)
-        rows += [{"context": name, "tokens": tokens, **_behind(target, drafter, tokens, arguments)} for tokens in arguments.tokens]
-    return rows
+        own = sorted((row for row in rows if row["context"] == name), key=lambda row: row["tokens"])
+        found[name] = own[-1]["draft_ms"] / own[0]["draft_ms"] - 1
+    return found
 
 
 def _target(arguments: Arguments) -> Target:
@@ -125,31 +144,35 @@ def _drafter(target: Target, context: str, arguments: Arguments) -> Drafter:
     return drafter.to(device=target.device, dtype=target.dtype).attach(target)
 
 
-def _behind(target: Target, drafter: Drafter, tokens: int, arguments: Arguments) -> dict[str, Any]:
-    import torch
+class _Row:
+    """One drafter behind random taps of `tokens` rows."""
 
-    device, rounds = target.device, arguments.repeats + 1
-    generator = torch.Generator(device).manual_seed(0)
+    def __init__(self, target: Target, drafter: Drafter, name: str, tokens: int, arguments: Arguments) -> None:
+        import torch
 
-    def taps(number: int) -> torch.Tensor:
-        return torch.randn((1, number, target.tap_size), generator=generator, device=device, dtype=target.dtype)
+        device, self.name, self.tokens, self.drafter, self.depth = target.device, name, tokens, drafter, arguments.depth
+        generator = torch.Generator(device).manual_seed(0)
 
-    state = drafter.open(1, capacity=tokens + rounds * arguments.accepted)
-    for first in range(0, tokens, CHUNK):
-        number = min(CHUNK, tokens - first)
-        state.append(taps(number), [number], [0])
-    anchor, end = torch.zeros((1, 1), dtype=torch.int64, device=device), torch.full((1, 1), tokens, device=device)
+        def taps(number: int) -> torch.Tensor:
+            return torch.randn((1, number, target.tap_size), generator=generator, device=device, dtype=target.dtype)
 
-    @torch.no_grad()
-    def draft() -> None:
-        drafter.hidden(state.memory, anchor, end, arguments.depth)
+        self.state = drafter.open(1, capacity=tokens)
+        for first in range(0, tokens, CHUNK):
+            number = min(CHUNK, tokens - first)
+            self.state.append(taps(number), [number], [0])
+        self.bytes = self.state.num_bytes
+        self.shared_bytes = drafter.open(1, capacity=tokens, cache=target.cache).num_bytes
+        self.accepted = taps(arguments.accepted)
+        self.anchor, self.end = torch.zeros((1, 1), dtype=torch.int64, device=device), torch.full((1, 1), tokens, device=device)
 
-    drafted = _median(draft, arguments.repeats, device)
-    accepted = taps(arguments.accepted)
-    updated = _median(lambda: state.append(accepted, [arguments.accepted], [0]), arguments.repeats, device)
-    shared = drafter.open(1, capacity=tokens, cache=target.cache).num_bytes
-    return {"draft_ms": drafted * 1e3, "update_ms": updated * 1e3,
-            "bytes": drafter.open(1, capacity=tokens).num_bytes, "shared_bytes": shared}  # fmt: skip
+    def draft(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            self.drafter.hidden(self.state.memory, self.anchor, self.end, self.depth)
+
+    def update(self) -> None:
+        self.state.append(self.accepted, [self.accepted.shape[1]], [0])
 
 
 def _prefill(arguments: Arguments) -> int:
@@ -230,8 +253,7 @@ def _resident(name: str) -> int:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def _median(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """Seconds, after a warm-up."""
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     import torch
 
     def now() -> float:
@@ -239,12 +261,9 @@ def _median(call: Callable[[], Any], repeats: int, device: torch.device) -> floa
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    times = []
-    for _ in range(repeats + 1):
-        begin = now()
-        call()
-        times.append(now() - begin)
-    return statistics.median(times[1:])
+    begin = now()
+    call()
+    return now() - begin
 
 
 def _write(arguments: Arguments, rows: list[dict[str, Any]]) -> None:
@@ -259,6 +278,8 @@ def _write(arguments: Arguments, rows: list[dict[str, Any]]) -> None:
     record: dict[str, Any] = {name: getattr(arguments, name) for name in ("target", "layers", "depth", "window", "summary", "accepted", "repeats")}
     if arguments.rope_scaling is not None:
         record["rope_scaling"] = arguments.rope_scaling
+    if len(arguments.tokens) > 1:
+        record |= {f"{name} draft growth": f"{more:+.1%}" for name, more in growth(rows).items()}
     for row in rows:
         numbers = {f"{row['context']} {name}": row[name] for name in ("draft_ms", "update_ms", "bytes", "shared_bytes")}
         record.setdefault(f"{row['tokens']} tokens", {}).update(numbers)

@@ -50,16 +50,17 @@ def record(
     max_new_tokens: int,
     batch_size: int = 64,
 ) -> list[Trajectory]:
-    """Decode every prompt once a seed (greedy: once), as plain decoding does, in batches."""
+    """Decode every prompt once a seed (greedy: once), as plain decoding does, in batches of `batch_size` or as many as fit."""
     seeds = list(seeds) if temperature > 0 else [0]
     requests = [(prompt, seed, target.encode_chat(prompt.turns)) for prompt in prompts for seed in seeds]
+    longest = max((len(ids) for _, _, ids in requests), default=0) + max_new_tokens
     responses = generate(
         target,
         [ids for _, _, ids in requests],
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seeds=[seed for _, seed, _ in requests],
-        batch_size=batch_size,
+        batch_size=min(batch_size, rows_that_fit(target, longest)),
     )
     return [
         Trajectory(
@@ -71,6 +72,13 @@ def record(
         )
         for (prompt, seed, ids), response in zip(requests, responses, strict=True)
     ]
+
+
+def rows_that_fit(target: Target, length: int) -> int:
+    """Sequences of `length` tokens whose keys and values take 2 GiB, on a GPU a quarter of its free memory; at least one."""
+    row = 2 * target.num_layers * target.kv_heads * target.head_dim * target.dtype.itemsize * max(1, length)
+    room = torch.cuda.mem_get_info(target.device)[0] // 4 if target.device.type == "cuda" else 2**31
+    return max(1, room // row)
 
 
 def builder_for(config: DecodeConfig, *, depth: int | None = None, cost: Cost | None = None) -> TreeBuilder:
@@ -98,6 +106,7 @@ class Replay:
         self.target = target
         # Neighbours in length share a batch, so that little is padded.
         self.trajectories = sorted(trajectories, key=lambda item: len(item.ids))
+        at_once = min(at_once, rows_that_fit(target, len(self.trajectories[-1].ids)))
         self.groups = [self.trajectories[i : i + at_once] for i in range(0, len(self.trajectories), at_once)]
         self.taps: dict[Taps, list[Tensor]] = {}
 
@@ -129,8 +138,8 @@ class Replay:
             self.taps[key] = [self._trace(ids) for ids in self.padded_ids()]
         return self.taps[key]
 
-    def _trace(self, ids: Tensor, rows_at_once: int = 16) -> Tensor:
-        return torch.cat([self.target.trace(part).taps for part in ids.split(rows_at_once)])
+    def _trace(self, ids: Tensor, tokens_at_once: int = 2**15) -> Tensor:
+        return torch.cat([self.target.trace(part).taps for part in ids.split(max(1, min(16, tokens_at_once // ids.shape[1])))])
 
 
 def _padded_ids(group: Sequence[Trajectory]) -> Tensor:

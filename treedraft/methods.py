@@ -1,4 +1,8 @@
-"""Published systems as points of the grid, each with its own block layout. A grid arm or a training names one by `method`."""
+"""Published systems as points of the grid, each with its own block layout. A grid arm or a training names one by `method`.
+
+How one is trained is the grid's to say, the same for all its arms; published DSpark and LongSpark have objective = "dspark"
+and decay = 4.
+"""
 
 from __future__ import annotations
 

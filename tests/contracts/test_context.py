@@ -157,6 +157,23 @@ def test_requests_side_by_side_are_their_rows(tiny64: Target, context: dict, own
 
 
 @every_context
+def test_padding_is_never_seen(tiny64: Target, context: dict) -> None:
+    """Not even where it is no number; and a request that is given no row stays as it is."""
+    drafter = drafter_with(tiny64, context)
+    taps = random_taps(tiny64, 2, 9)
+    state = drafter.open(2, capacity=1)
+    state.append(taps[:, :4], [4, 4], [0, 1])
+    before = drafted(drafter, state.memory, state.lengths)
+    padded = taps[:, 4:].clone()
+    padded[0, 2:], padded[1] = torch.nan, torch.nan
+    state.append(padded, [2, 0], [0, 1])
+    assert state.lengths == [6, 4]
+    after = drafted(drafter, state.memory, state.lengths)
+    assert_close(after[1], before[1])
+    assert_close(after[0], drafted(drafter, remembered(drafter, taps[:1, :6]), [6])[0])
+
+
+@every_context
 def test_the_size_of_a_state(tiny64: Target, context: dict) -> None:
     """Rows are counted in bytes by what allocates them: the full context grows with the prefix, a fixed one never."""
     drafter = drafter_with(tiny64, context)

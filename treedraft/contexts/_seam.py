@@ -67,6 +67,14 @@ class State(ABC):
         return sum(store.nbytes for store in self.stores)
 
 
+def without_padding(taps: Tensor, counts: Sequence[int]) -> Tensor:
+    """taps [B, n, C] with zeros behind the first counts[b] rows: what is masked still goes through products, and must be finite."""
+    if min(counts) == taps.shape[1]:
+        return taps
+    rows = torch.arange(taps.shape[1], device=taps.device)
+    return taps.masked_fill((rows >= torch.tensor(counts, device=taps.device)[:, None])[..., None], 0.0)
+
+
 class Context(nn.Module, ABC):
     """What a block sees of its prefix. `reads_cache`: it attends to the target's own keys, so their heads must agree."""
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from treedraft.contexts._seam import Context, Layers, ReadCache, State
+from treedraft.contexts._seam import Context, Layers, ReadCache, State, without_padding
 from treedraft.ops.layers import RMSNorm, Shape
 from treedraft.ops.memory import Rotary, Rows, Taps
 
@@ -38,7 +38,7 @@ class FullState(State):
     def append(self, taps: Tensor, counts: Sequence[int], requests: Sequence[int]) -> None:
         starts = torch.tensor([self.lengths[request] for request in requests], device=taps.device)
         columns = starts[:, None] + torch.arange(taps.shape[1], device=taps.device)
-        new = self.context.remember(taps, columns, self.layers, self.rotary)
+        new = self.context.remember(without_padding(taps, counts), columns, self.layers, self.rotary)
         self._reserve(max(self.lengths[request] for request in requests) + taps.shape[1])
         # Rows of padding lie behind a request's length: unseen, and written over by what comes next.
         if len(requests) == 1:

@@ -18,7 +18,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from treedraft.contexts._seam import Context, Layers, ReadCache, State
+from treedraft.contexts._seam import Context, Layers, ReadCache, State, without_padding
 from treedraft.ops.layers import RMSNorm, Shape, rotate
 from treedraft.ops.memory import Memory, Rotary, Seen, Summary, Taps, Whole
 from treedraft.ops.summary import EMPTY, Partial, attend, merge, prefix_summaries
@@ -28,7 +28,8 @@ from treedraft.ops.summary import EMPTY, Partial, attend, merge, prefix_summarie
 class Config:
     """`window` rows and `summary` entries a head (0: none), `boundary` state or none, and the target's `layers`.
 
-    One layer a draft layer; None spreads them from the first to the last. `slots` says how slots differ: a learned table
+    One layer a draft layer; None spreads them from the first to the last. A drafter's tap_layers, which the full context
+    reads, are not asked. `slots` says how slots differ: a learned table
     of one row a slot, whose last row ("repeat": the slot's number is clamped to the table) or linear interpolation
     ("interpolate": all slots move closer together) serves a block longer than trained, or one learned vector that is turned
     slot by slot ("rotary"), for any number.
@@ -210,13 +211,13 @@ class FixedState(State):
 
     @torch.no_grad()
     def append(self, taps: Tensor, counts: Sequence[int], requests: Sequence[int]) -> None:
-        hidden, cached = self.context.split(taps)
+        hidden, cached = self.context.split(without_padding(taps, counts))
         which, number = (torch.tensor(values, device=taps.device) for values in (requests, counts))
         starts = torch.tensor([self.lengths[request] for request in requests], device=taps.device)
         step = torch.arange(taps.shape[1], device=taps.device)
         if self.context.config.boundary:
-            last = hidden[torch.arange(len(hidden), device=taps.device), number - 1]
-            self.boundary[which] = last.to(self.boundary.dtype)
+            last = hidden[torch.arange(len(hidden), device=taps.device), (number - 1).clamp(min=0)].to(self.boundary.dtype)
+            self.boundary[which] = torch.where(number[:, None] > 0, last, self.boundary[which])
         if self.queries is not None:
             inside = step < number[:, None]
             added = attend(self.queries, cached[..., 0, :, :], cached[..., 1, :, :], inside)
