@@ -109,6 +109,14 @@ def test_a_grid_file_serves_any_target(target: str) -> None:
         assert options(other, "rank") == {None} and own.comparisons() == other.comparisons()
 
 
+def test_the_campaign_of_a_qwen3_model_asks_the_same() -> None:
+    grids = {grid.name: grid for grid in load_grids(FOLDER / "qwen3-campaign.toml", target="Qwen/Qwen3-8B")}
+    assert set(grids) == set(suite("campaign"))
+    for name, own in suite("campaign").items():
+        assert {arm.label for arm in grids[name].arms} == {arm.label for arm in own.arms}, "labels leave out what all arms share"
+        assert {arm.train.steps for arm in grids[name].arms} == {20_000} and options(grids[name], "rank") <= {None, 256}
+
+
 def test_core_is_the_same_question_on_smollm2() -> None:
     pocket, other = load_grid(FOLDER / "core.toml"), load_grid(FOLDER / "core-smollm2.toml")
     assert other.name != pocket.name, "results have the name of their file"
