@@ -76,12 +76,13 @@ panels = {
     for name, backbone in (("attention", "causal"), ("Markov", "bidirectional"))
 }
 figures.curves_figure(
-    panels, x="draft position (tokens)", y="mean log q of the target's token (nats)", title="What a correction adds, given the right tokens before it"
+    panels, x="draft position (tokens)", y="mean log q of the target's token (nats)", title="What a backbone leaves to its correction, given the right tokens before it"
 )
 
 # %% [markdown]
-# *What lies between the lines of a panel is what the correction adds: a block alone does not know which tokens its slots take. (Each
-# backbone was trained with its correction; alone it is not a trained drafter.)*
+# *What lies between the lines of a panel is what the backbone leaves to the correction that it was trained with: a block alone does not
+# know which tokens its slots take. A backbone that was trained alone does better than one whose correction is off; what a correction adds
+# to that is what the grid `core` measures.*
 
 # %% [markdown]
 # ## One block, word by word
@@ -113,7 +114,7 @@ rows |= {f"{name} {which}": words(winners(name, which, chosen)[place]) for name 
 figures.words_figure(rows, reference="the target", title=f"{trajectories[chosen].prompt}: the block that corrections help most")
 
 # %% [markdown]
-# *Off, a slot does not know what its neighbours took; on, it knows the words before it.*
+# *Off, what a backbone says that counts on its correction; on, a slot knows the words before it.*
 
 # %% [markdown]
 # ## Where they disagree
@@ -210,18 +211,22 @@ figures.pairs_figure(
 # %% [markdown]
 # ## What they raise
 #
-# The tokens whose logits rise most, on average over the places behind a given token.
+# The tokens whose logits rise most behind a given token, on average over the places where it stands, beyond what the correction raises
+# everywhere: that a backbone leaves to it wherever it stands.
 
 # %%
 behind = Counter(token for part in blocks["Markov"][:8] for token in part.labels[:, 0].tolist())
+changes = {name: torch.cat([(part.on - part.off).flatten(0, 1) for part in parts[:8]]) for name, parts in blocks.items()}
+before = torch.cat([part.previous.flatten() for part in blocks["Markov"][:8]])
 
 
 def raised(name, token, best=3):
-    changes = torch.cat([part.on[part.previous == token] - part.off[part.previous == token] for part in blocks[name][:8]]).mean(0)
-    return "  ".join(f"{target.tokenizer.decode([other])!r} {changes[other]:+.1f}" for other in changes.topk(best).indices.tolist())
+    beyond = changes[name][before == token].mean(0) - changes[name].mean(0)
+    return "  ".join(f"{target.tokenizer.decode([other])!r} {beyond[other]:+.1f}" for other in beyond.topk(best).indices.tolist())
 
 
 frequent = [token for token, _ in behind.most_common(40)][::5]
+pd.set_option("display.max_colwidth", None)
 pd.DataFrame({repr(target.tokenizer.decode([token])): {name: raised(name, token) for name in drafters} for token in frequent}).T
 
 # %% [markdown]

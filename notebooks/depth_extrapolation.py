@@ -64,13 +64,18 @@ shares = {
 pd.DataFrame(shares)
 
 # %% [markdown]
+# *Columns of next to nothing say that trainings as short as the grid's leave nothing to gain there, whatever depth does; the drafter at the
+# end of this notebook, which was trained for longer, gets there more often.*
+
+# %% [markdown]
 # ## End the drafts where you like
 #
 # For a chain $\tau = 1 + S_1 + \dots + S_d$, up to the few rounds that the end of an answer cuts. Move the slider: what would drafts
-# that end at $d$ give?
+# that end at $d$ give? (Of causal backbones, whose chain at $d$ is the beginning of the longest one.)
 
 # %%
-figures.slider(lambda depth: figures.depth_figure(study, depth), range(1, deepest + 1), start=15, name="depth")
+causal = [label for label in study.labels if label.startswith("causal/")]
+figures.slider(lambda depth: figures.depth_figure(study, depth, labels=causal), range(1, deepest + 1), start=15, name="depth")
 
 # %% [markdown]
 # *A rendered file shows the trained depth; with a running kernel the slider redraws.*

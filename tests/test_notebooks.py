@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -127,3 +128,33 @@ def test_a_notebook_that_takes_too_long_fails(tmp_path: Path, limit: str, passed
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == passed, done.stdout
     assert passed or re.search(r"short.ipynb: \d+ s of processor time; at most 0", done.stdout)
+
+
+MINE = """
+question = "?"
+target = "tiny"
+compare = [["*/nudge", "*/none"]]
+data = { tokens = 200, max_new_tokens = 8 }
+drafter = { block_size = 4, tap_layers = [0, 1], backbone = { name = "causal", num_layers = 1 } }
+train = { steps = 2, sequences = 4, anchors = 2 }
+decode = { mode = "tree", depth = 3, budget = 8, temperature = 0.0 }
+evaluate = { count = 3, seeds = [0], max_new_tokens = 8 }
+[[arms]]
+correction = ["none", { name = "my_package.nudge", rank = 4 }]
+"""
+
+
+def test_the_correction_of_the_notebook_works_from_a_file(tmp_path: Path) -> None:
+    """Its cell, saved under the dotted path, is an arm that processes of their own train and measure."""
+    (code,) = [cell.source for cell in jupytext.read(FOLDER / "add_your_own_correction.py").cells if "class Component" in cell.source]
+    imports = ["from dataclasses import dataclass", "import torch", "from torch import nn", "from treedraft.ops.layers import rms_norm",
+               "from treedraft.corrections._seam import Correction, State, select"]  # fmt: skip
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "nudge.py").write_text("\n".join([*imports, code]))
+    (tmp_path / "mine.toml").write_text(MINE)
+    command = [sys.executable, "-m", "treedraft.ablate", "--grid", "mine.toml", "--jobs", "2", "--output", "out"]
+    places = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "out" / "mine.cells.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[2] for row in rows] == ["causal/none", "causal/nudge"] and all(",ok" in row for row in rows)

@@ -101,6 +101,14 @@ def test_limit_stops_reading(file):
         prompts.read_jsonl(path, limit=0)
 
 
+def test_several_sets_take_turns():
+    math, code = (prompts.prompt_set(name) for name in ("math", "code"))
+    assert prompts.prompt_set("math+code", count=3) == [math[0], code[0], math[1]]
+    assert len(prompts.prompt_set("math+code")) == len(math) + len(code)
+    with pytest.raises(ValueError, match="unknown prompt set 'maths'.*several with \\+ between"):
+        prompts.prompt_set("code+maths")
+
+
 def test_shipped_sets_are_120_different_prompts():
     shipped = prompts.prompt_set("shipped")
     assert [prompt.domain for prompt in shipped[:4]] == ["math", "code", "chat", "math"]

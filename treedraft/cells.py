@@ -154,7 +154,11 @@ class Workbench:
 
     def _prompts(self, evaluate: EvaluateConfig) -> list[Prompt]:
         if evaluate.context is None:
-            return prompt_set(evaluate.prompts or default_set(self.target.name), count=evaluate.count)
+            name = evaluate.prompts or default_set(self.target.name)
+            found = prompt_set(name, count=evaluate.count)
+            if evaluate.count is not None and len(found) < evaluate.count:
+                print(f"prompt set {name!r} has {len(found)} prompts, not the {evaluate.count} of evaluate.count", file=sys.stderr)
+            return found
         evaluate.check_window(self.target.name, self.target.max_length)
         return long_set(evaluate.context, lambda turns: len(self.target.encode_chat(turns)), count=evaluate.count)
 

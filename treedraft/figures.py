@@ -1,6 +1,6 @@
 """Figures of a grid (tau by depth, survival, tau by domain), and of what happens in a round, as notebooks show it.
 
-In a grid's figures colour is the correction and line style the backbone. In a round's, blue is accepted, orange is the
+In a grid's figures colour is the correction, the same in every grid, and line style the backbone. In a round's, blue is accepted, orange is the
 bonus token and grey was drafted in vain.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DASHES = ((), (4, 1.6), (1, 1.2), (6, 1.4, 1, 1.4))
 MARKERS = "osD^vPX<>*hp"
+ALWAYS = ("none", "markov", "attention")  # corrections
 SURVIVAL_FLOOR = 1e-3
 REJECTED = "0.86"
 Decode = Callable[[int], str]
@@ -43,7 +45,9 @@ def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
     elif study.contexts:
         found = {"context": _context}
     else:
-        found = {"tau": _tau, "survival": _survival, "domains": _domains}
+        found = {"tau": _tau, "differences": _differences, "survival": _survival, "domains": _domains}
+        if not study.comparisons:
+            del found["differences"]
     if slots_recorded(study):
         found |= {"slots": _slots, "calibration": _calibration}
     return {**found, "outputs": _outputs}
@@ -53,7 +57,12 @@ def write_figures(study: Study, folder: Path) -> None:
     """Write the figures of a grid; the same numbers give the same bytes."""
     with _theme():
         for name, draw in figures_of(study).items():
-            _save(draw(study), folder / f"{study.name}-{name}.png")
+            _save(draw(study), folder / f"{study.name}-{name}.png", sources=tables_of(folder, study.name))
+
+
+def tables_of(folder: Path, grid: str) -> list[Path]:
+    """What the figures of a grid are drawn from."""
+    return [path for name in ("cells", "prompts", "controls") if (path := folder / f"{grid}.{name}.csv").is_file()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +90,22 @@ def draw(study: Study, name: str) -> Picture:
         return Picture(drawings[name](study), f"{study.name}: {name}")
 
 
-def _save(figure: Figure, path: Path, *, source: Path | None = None) -> None:
+def _save(figure: Figure, path: Path, *, sources: Sequence[Path] = ()) -> None:
     with replacing(path) as temporary:
-        temporary.write_bytes(_png(figure, source=source))
+        temporary.write_bytes(_png(figure, sources=sources))
 
 
-def _png(figure: Figure, *, source: Path | None = None) -> bytes:
+def _png(figure: Figure, *, sources: Sequence[Path] = ()) -> bytes:
     """A PNG of 128 colours without dates or versions: a third of the size, and the same bytes again.
 
-    With `source`, the table it was drawn from, it carries the digest of that.
+    With `sources`, the tables it was drawn from, it carries their digests.
     """
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
     carried = PngInfo()
-    if source is not None:
-        carried.add_text("source sha256", sha256(source))
+    if sources:
+        carried.add_text("source sha256", _digests(sources))
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     figure.set_layout_engine("none")  # laid out again it would move by a pixel
@@ -105,14 +114,18 @@ def _png(figure: Figure, *, source: Path | None = None) -> bytes:
     return small.getvalue()
 
 
-def drawn_from(path: Path, source: Path) -> bool:
-    """Whether that PNG is there and carries the digest of this table; what it looks like depends on the machine's fonts."""
+def _digests(sources: Sequence[Path]) -> str:
+    return " ".join(map(sha256, sources))
+
+
+def drawn_from(path: Path, sources: Sequence[Path]) -> bool:
+    """Whether that PNG is there and carries the digests of these tables; what it looks like depends on the machine's fonts."""
     from PIL import Image
 
     if not path.is_file():
         return False
     with Image.open(path) as image:
-        return image.info.get("source sha256") == sha256(source)
+        return image.info.get("source sha256") == _digests(sources)
 
 
 @contextmanager
@@ -154,6 +167,42 @@ def _tau(study: Study) -> Figure:
         x="decode depth (tokens drafted a round)",
         y="tau (emitted tokens a round)",
     )
+
+
+def _differences(study: Study) -> Figure:
+    """A row a compared pair, a marker a depth; hollow where nothing may be claimed."""
+    import seaborn as sns
+
+    pairs = list(dict.fromkeys((item.first.label, item.second.label) for item in study.comparisons))
+    depths = sorted({item.first.setting.depth for item in study.comparisons})
+    colours = dict(zip(depths, sns.color_palette("viridis_r", len(depths)), strict=True))
+
+    def panel(axes: Axes, temperature: float, mode: str) -> None:
+        axes.axvline(0, color="0.4", linewidth=1)
+        for item in study.comparisons:
+            setting, gap = item.first.setting, item.difference
+            if (setting.temperature, setting.mode) != (temperature, mode):
+                continue
+            place = depths.index(setting.depth)
+            y = pairs.index((item.first.label, item.second.label)) + (place - (len(depths) - 1) / 2) * 0.7 / len(depths)
+            colour = colours[setting.depth]
+            axes.plot([gap.low, gap.high], [y, y], color=colour, linewidth=1.3)
+            axes.plot([gap.value], [y], color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4.5, linestyle="none",
+                      markerfacecolor=colour if item.claimed else "white")  # fmt: skip
+        axes.set_yticks(range(len(pairs)), [f"{first} - {second}" for first, second in pairs])
+        axes.set_ylim(len(pairs) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        for row in range(len(pairs) - 1):
+            axes.axhline(row + 0.5, color="0.9", linewidth=0.8, zorder=0)
+
+    look = {"linestyle": "none", "markersize": 4.5}
+    handles = [_handle(color=colours[depth], marker=MARKERS[place % len(MARKERS)], label=str(depth), **look) for place, depth in enumerate(depths)]
+    claims = [_handle(color="0.3", marker="o", label="better", **look), _handle(color="0.3", marker="o", markerfacecolor="white", label="no difference shown", **look)]
+    return _panels(
+        study, panel, title="differences between drafters", x="difference of tau (tokens a round)", y="",
+        height=0.9 + 0.09 * (1 + len(depths)) * len(pairs), legend=[("depth", handles), ("verdict", claims)],
+        width=4.3 + 0.035 * max(len(first + second) for first, second in pairs),
+    )  # fmt: skip
 
 
 def _survival(study: Study) -> Figure:
@@ -247,7 +296,7 @@ def _slots(study: Study) -> Figure:
             shares = slot_shares(arm) if arm.setting.mode == mode else None
             if shares is not None:
                 axes.plot(np.arange(1, shares.shape[1] + 1), shares[row], **{**_look(study, arm.label), "markersize": 3.5})
-        axes.set_title(f"{mode}, {name}")
+        axes.set_title(_folded(f"{mode}, {name}"))
         axes.set(ylim=(0, 1.02), xlabel="draft position d (tokens)")
         axes.set_xticks(_ticks(max(arm.setting.depth for arm in arms)))
         _mark_trained(study, axes)
@@ -264,7 +313,7 @@ def _calibration(study: Study) -> Figure:
 
     arms = study.headline_arms(study.headline_temperature)
     arms = [arm for arm in arms if arm.setting.mode == study.main_modes[-1]]
-    panels = [("steps", "drafts below accepted nodes, q under the parent"), ("paths", "all drafts, q of the path")]
+    panels = [("steps", "q of drafts below accepted nodes"), ("paths", "q of whole paths")]
     panels = panels[: 1 + any(arm.paths is not None for arm in arms)]
 
     def panel(axes: Axes, place: int) -> None:
@@ -274,14 +323,14 @@ def _calibration(study: Study) -> Figure:
         for arm in arms:
             counts = getattr(arm, name)
             if counts is not None:
-                shown = counts["drafts"] >= FEWEST_ROUNDS
+                shown = (counts["drafts"] >= FEWEST_ROUNDS) & ((counts["accepted"] > 0) | (name == "steps"))  # a logarithm
                 x, y = (counts[part][shown] / counts["drafts"][shown] for part in ("expected", "accepted"))
                 axes.plot(x, y, **{**_look(study, arm.label), "markersize": 3.5})
         scale = "linear" if name == "steps" else "log"
         axes.set(xscale=scale, yscale=scale, xlim=ends, ylim=ends, aspect="equal", xlabel="mean q of a bin")
-        axes.set_title(title)
+        axes.set_title(_folded(f"{study.main_modes[-1]}, {title}"))
 
-    title = f"calibration, {study.main_modes[-1]}, temperature {study.headline_temperature:g}"
+    title = f"calibration, temperature {study.headline_temperature:g}"
     return _row(study, panel, len(panels), title=title, y="share accepted", legend=_identity_legend(study)[:-1], share=False)
 
 
@@ -435,7 +484,7 @@ def draw_context_bench(table: Path) -> None:
         _despine(figure)
         figure.suptitle("what a context costs behind a growing prefix\n", fontweight="bold", linespacing=0.5)
         _legends(figure, [("context", handles)])
-        _save(figure, table.with_suffix(".png"), source=table)
+        _save(figure, table.with_suffix(".png"), sources=[table])
 
 
 def _panels(
@@ -446,6 +495,7 @@ def _panels(
     x: str,
     y: str,
     height: float = 3.1,
+    width: float = 4.3,
     legend: Sequence[tuple[str, list[Any]]] | None = None,
 ) -> Figure:
     """Rows are temperatures, columns modes; scales are shared within a row, legends stand outside on the right."""
@@ -453,7 +503,7 @@ def _panels(
     from matplotlib.figure import Figure
 
     temperatures, modes = study.temperatures, study.modes
-    figure = Figure(figsize=(4.3 * len(modes), height * len(temperatures) + 0.5), layout="constrained")
+    figure = Figure(figsize=(width * len(modes), height * len(temperatures) + 0.5), layout="constrained")
     grid = figure.subplots(len(temperatures), len(modes), squeeze=False, sharey="row", sharex="row" if not y else False)
     for row, temperature in zip(grid, temperatures, strict=True):
         for axes, mode in zip(row, modes, strict=True):
@@ -510,7 +560,9 @@ def _identity_legend(study: Study, *, marked: bool = True) -> list[tuple[str, li
         )
     ]
     named = [(name, look) for name, look in zip(backbones, styles, strict=True) if name]
-    if named:
+    if not named:
+        groups = [("drafter", groups[0][1])]
+    else:
         handles = [_handle(color="0.25", linestyle=look["linestyle"], label=name) for name, look in named]
         groups.append(("backbone", handles))
     groups.append(("depth", [_handle(color="0.5", linestyle=":", linewidth=1.4, label="trained")]))
@@ -524,18 +576,24 @@ def _handle(**look: Any) -> Any:
 
 
 def _look(study: Study, label: str) -> dict[str, Any]:
-    import seaborn as sns
-
     backbones, corrections = _parts(study)
-    place = corrections.index(_correction(label))
+    place = _places(corrections)[_correction(label)]
     dashes = DASHES[backbones.index(_backbone(label)) % len(DASHES)]
     return {
-        "color": sns.color_palette("colorblind", 10)[place % 10],
+        "color": _palette()[place % 10],
         "linestyle": (0, dashes) if dashes else "-",
         "marker": MARKERS[place % len(MARKERS)],
         "markersize": 4.5,
         "linewidth": 1.5,
     }
+
+
+def _places(corrections: Sequence[str]) -> dict[str, int]:
+    """The colour of every correction: the three that all grids are about keep theirs, the others take what is left."""
+    kept = [name for name in ALWAYS if name in corrections]
+    others = [name for name in corrections if name not in ALWAYS]
+    left = [*range(len(ALWAYS), 10), *(place for place, name in enumerate(ALWAYS) if name not in kept)] if kept else range(10)
+    return {**{name: ALWAYS.index(name) for name in kept}, **{name: left[i % len(left)] for i, name in enumerate(others)}}
 
 
 def _parts(study: Study) -> tuple[list[str], list[str]]:
@@ -544,17 +602,25 @@ def _parts(study: Study) -> tuple[list[str], list[str]]:
 
 def _backbone(label: str) -> str:
     """Nothing in the label of a published method, which has a name of its own."""
-    return label.partition("/")[0] if "/" in label else ""
+    from treedraft.registry import names
+
+    first, _, rest = label.partition("/")
+    return first if rest and first.partition("-")[0] in names("backbones") else ""
 
 
 def _correction(label: str) -> str:
     """All that follows the backbone: the correction, after the context where that is not the full one."""
-    return label.partition("/")[2] or label
+    return label.partition("/")[2] if _backbone(label) else label
 
 
 def _mark_trained(study: Study, axes: Axes) -> None:
     for depth in sorted(set(study.trained_depths.values())):
         axes.axvline(depth, color="0.5", linestyle=":", linewidth=1.4, zorder=0)
+
+
+def _folded(title: str) -> str:
+    """In lines that fit a panel."""
+    return textwrap.fill(title, 34)
 
 
 def _ticks(depth: int) -> list[int]:
@@ -804,10 +870,12 @@ def pairs_figure(panels: Mapping[str, np.ndarray], *, x: str, y: str, title: str
     return Picture(figure, title)
 
 
-def depth_figure(study: Study, depth: int, *, mode: str = "chain", temperature: float = 1.0) -> Picture:
+def depth_figure(
+    study: Study, depth: int, *, mode: str = "chain", temperature: float = 1.0, labels: Sequence[str] | None = None
+) -> Picture:
     """What a round gives if its drafts end at `depth`: survival up to there, and tau = 1 + S_1 + ... + S_depth.
 
-    From the arms that were decoded deepest. Where rounds are cut by the end of an answer tau is a little smaller.
+    From the arms (those of `labels`) that were decoded deepest, which says it exactly of a causal backbone's chain. Where rounds are cut by the end of an answer tau is a little smaller.
     ValueError if the study has no arm of this mode and temperature, or none so deep.
     """
     from matplotlib.figure import Figure
@@ -815,7 +883,7 @@ def depth_figure(study: Study, depth: int, *, mode: str = "chain", temperature: 
     deepest = max(study.depths(temperature, mode), default=0)
     if not 1 <= depth <= deepest:
         raise ValueError(f"depth is {depth}; {mode} at temperature {temperature:g} was measured at 1 to {deepest}")
-    arms = {label: arm for label in study.labels if (arm := study.arm(label, temperature, mode, deepest))}
+    arms = {label: arm for label in labels or study.labels if (arm := study.arm(label, temperature, mode, deepest))}
     title = f"{study.name}: drafts that end at depth {depth} ({mode}, temperature {temperature:g})"
     with _theme():
         figure = Figure(figsize=(10.4, 3.4), layout="constrained")

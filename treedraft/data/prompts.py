@@ -262,7 +262,8 @@ NAMES = (*_WORLD_SPLITS, "long-FACTS", *SHIPPED, "shipped", *HUB_SETS)
 
 
 def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Prompt]:
-    """At most `count` prompts of a named set (`NAMES`), a JSONL file or a folder of them; default all, of a world 120.
+    """At most `count` prompts of a named set (`NAMES`), a JSONL file, a folder of them, or several such ("gsm8k+humaneval");
+    default all, of a world 120.
 
     Where a set has several domains or files they take turns: the first of each, the second of each, ..., so that
     "world", "world-validation" and "shipped" are balanced to within one. "long-30" are questions on 30 facts each, of the
@@ -286,7 +287,9 @@ def prompt_set(name: str, *, count: int | None = None, seed: int = 0) -> list[Pr
         if not files:
             raise ValueError(f"{name}: no JSONL file in this folder")
         return _take_turns([_from_file(path, count) for path in files], count)
-    raise ValueError(registry.unknown("prompt set", name, list(NAMES)) + ", a path ending in .jsonl, or a folder")
+    if "+" in name:
+        return _take_turns([prompt_set(part, count=count, seed=seed) for part in name.split("+")], count)
+    raise ValueError(registry.unknown("prompt set", name, list(NAMES)) + ", a path ending in .jsonl, a folder, or several with + between them")
 
 
 def long_set(

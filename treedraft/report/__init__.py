@@ -18,6 +18,7 @@ from treedraft.report.pages import fill_markers, print_table, stale_files, write
 from treedraft.report.study import (
     FEWEST_PROMPTS,
     MARGIN,
+    RELATIVE_MARGIN,
     Arm,
     Bootstrap,
     Comparison,
@@ -35,6 +36,7 @@ from treedraft.report.tables import comparison_table, context_table, extrapolati
 __all__ = [
     "FEWEST_PROMPTS",
     "MARGIN",
+    "RELATIVE_MARGIN",
     "Arm",
     "Bootstrap",
     "Comparison",

@@ -37,7 +37,7 @@ def main() -> int:
     bench = folder / "bench-context.csv"
     if arguments.check:
         stale = [path for grid in grids for path in stale_files(folder, grid)]
-        if bench.is_file() and not drawn_from(bench.with_suffix(".png"), bench):
+        if bench.is_file() and not drawn_from(bench.with_suffix(".png"), [bench]):
             stale.append(bench.with_suffix(".png"))
         stale += [path for path in documents if filled(path, folder) != path.read_text(encoding="utf-8")]
         for path in stale:

@@ -30,7 +30,7 @@ def budget_table(suite: Path, folder: Path) -> Table:
         total = [before + more for before, more in zip(total, counts, strict=True)]
         seeds = (cells.decodings / cells.prompts).round()
         rows.append([name, *map(str, counts[:3]), span(arms.train_steps), span(cells.prompts), span(seeds), f"{hours:.2f}"])
-        hardware.append(joined(cells.hardware, None))
+        hardware += joined(cells.hardware, None).split("; ")
     rows.append(["all", *map(str, total[:3]), "", "", "", f"{total[3]:.2f}"])
     names = ("grid", "cells", "trainings", "of them new", "steps", "prompts", "sampling seeds", "hours of the new")
     caption = (

@@ -27,7 +27,7 @@ def floor_table(path: Path) -> Table:
     heads = [(name.rpartition(", ")[0], name.rpartition(", ")[2]) for name in quantities]
     caption = (
         "Rejection (total variation to the target's law, temperature 1) by draft position. Floor: the least that any proposal can reach which sees the prefix "
-        "(order 0), and the realised token before the slot as well (order 1); in expectation it lies between the two estimates. Drafters: the backbone "
+        "(order 0), and the realised token before the slot as well (order 1); in expectation it lies between the two estimates, and a proposal that sees the whole path has none. Drafters: the backbone "
         "alone; corrected along the recorded tokens (true path); along the drafter's own greedy path. Gap: true path minus the order-1 floor at most; exposure: own "
         f"path minus true path. 95 % bootstrap intervals over prompts; {about['anchors']} anchors of {about['prompts']} prompts x {about['samples']} "
         f"continuations, fewer in slots behind the end of an answer; target {about['target']}; {about['hardware']}; commit {about['commit']}."

@@ -197,7 +197,7 @@ def _what_was_found(study: Study) -> list[str]:
         return [_section(title, tables, figure=f"{study.name}-{figure}.png"), _section("Comparisons", compared)]
     return [
         _section("tau", [tau_table(study, t) for t in temperatures], figure=f"{study.name}-tau.png"),
-        _section("Comparisons", compared),
+        _section("Comparisons", compared, figure=f"{study.name}-differences.png" if compared else None),
         _section("Other depths than the trained one", [extrapolation_table(study, t) for t in temperatures]),
         _section("Tree and chain", [ratio_table(study)]),
         _section("Domains", [domain_table(study, t) for t in temperatures], figure=f"{study.name}-domains.png"),
@@ -228,7 +228,7 @@ def _section(title: str, tables: Iterable[Table | None], *, figure: str | None =
 
 
 def stale_files(folder: Path, grid: str) -> list[Path]:
-    """Texts that differ; of figures only those that are missing, since fonts differ between machines."""
+    """Texts that differ; of figures those that were drawn from other tables, since fonts differ between machines."""
     study = load_study(folder, grid)
     texts = [
         path
@@ -237,7 +237,8 @@ def stale_files(folder: Path, grid: str) -> list[Path]:
     ]
     pictures = []
     if study.arms:
-        from treedraft.figures import figures_of
+        from treedraft.figures import drawn_from, figures_of, tables_of
 
-        pictures = [folder / f"{grid}-{figure}.png" for figure in figures_of(study)]
-    return texts + [path for path in pictures if not path.is_file()]
+        sources = tables_of(folder, grid)
+        pictures = [path for figure in figures_of(study) if not drawn_from(path := folder / f"{grid}-{figure}.png", sources)]
+    return texts + pictures

@@ -11,7 +11,7 @@ from treedraft.report.table import Table
 
 FEWEST_ROUNDS = 30  # a share of fewer is not shown
 _SHOWN = 10  # slots of a table
-_QUANTITIES = ("rounds that get there", "of those on the spine, accepted", "of those off it, accepted")
+_QUANTITIES = ("rounds that accept a draft there", "of rounds on the spine so far", "of rounds off it")
 
 
 def slot_shares(arm: Arm) -> np.ndarray | None:

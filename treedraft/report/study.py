@@ -286,9 +286,15 @@ class Study:
 
     @cached_property
     def main_modes(self) -> list[str]:
-        """The chain, and the last (the largest) of the trees."""
+        """The chain, and the last (the largest) of the trees, of a ladder the top rung's."""
         trees = [mode for mode in self.modes if mode.startswith("tree")]
+        trees = [mode for mode in trees if not self.rungs or f"scorer {self.rungs[-1]}" in mode]
         return [mode for mode in self.modes if not mode.startswith("tree")][:1] + trees[-1:]
+
+    @cached_property
+    def resampled(self) -> str:
+        """What intervals are taken over."""
+        return "prompts and training seeds" if any(len(arm.taus) > 1 for arm in self.arms.values()) else "prompts"
 
     def source(self, temperature: float | None = None) -> str:
         """Who was measured on how much, where: the end of every caption."""

@@ -47,7 +47,7 @@ def comparison_table(study: Study, temperature: float) -> Table:
         )
     gap = f"{np.median([item.detectable for item in found]):.2f}" if found else "-"
     caption = (
-        f"tau(first) - tau(second) at temperature {temperature:g} with 95 % paired-bootstrap intervals over prompts; "
+        f"tau(first) - tau(second) at temperature {temperature:g} with 95 % paired-bootstrap intervals over {study.resampled}; "
         f"a verdict needs an interval without 0 and a gap of {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}; "
         f"intervals are not corrected for their number; resolves: the gap that is shown with 80 % power, the median one {gap} tokens; "
         f"with one training seed a verdict is about two checkpoints, not about two methods; "
@@ -75,7 +75,7 @@ def comparison_matrix(study: Study, temperature: float) -> Table:
                 ]
             )
     caption = (
-        f"Difference of tau at temperature {temperature:g} with its 95 % interval over prompts; "
+        f"Difference of tau at temperature {temperature:g} with its 95 % interval over {study.resampled}; "
         f"* excludes 0 and is at least {MARGIN:g} tokens and {RELATIVE_MARGIN:.0%}"
     )
     return Table(
@@ -95,7 +95,7 @@ def extrapolation_table(study: Study, temperature: float) -> Table | None:
     heads = [("", "drafter"), *((mode, f"{depth}") for mode, depth in columns)]
     caption = (
         f"tau at this depth minus tau at the trained depth, temperature {temperature:g}{_trained(study)}, "
-        f"95 % paired-bootstrap intervals over prompts; {study.source(temperature)}."
+        f"95 % paired-bootstrap intervals over {study.resampled}; {study.source(temperature)}."
     )
     return Table(
         caption=caption, columns=[heads[place] for place in kept], rows=[[row[place] for place in kept] for row in rows]
@@ -122,7 +122,7 @@ def ratio_table(study: Study) -> Table | None:
     heads = [(f"T={t:g}" + (f" {mode}" if len(trees) > 1 else ""), f"depth {depth}") for t, mode, depth in columns]
     caption = (
         f"tau of the tree over tau of the chain by temperature and depth, "
-        f"95 % paired-bootstrap intervals over prompts; {study.source()}."
+        f"95 % paired-bootstrap intervals over {study.resampled}; {study.source()}."
     )
     return Table(caption=caption, columns=[("", "drafter"), *heads], rows=rows)
 
@@ -145,7 +145,7 @@ def ladder_table(study: Study, temperature: float) -> Table | None:
     columns += [("gain", f"{words[upper]} - {words[lower]}") for lower, upper in steps]
     caption = (
         f"tau by how nodes are scored, temperature {temperature:g}: by the backbone alone, corrected once a depth along "
-        f"the greedy path, corrected under every node's own ancestry; 95 % paired-bootstrap intervals over prompts; "
+        f"the greedy path, corrected under every node's own ancestry; 95 % paired-bootstrap intervals over {study.resampled}; "
         f"{study.source(temperature)}."
     )
     return Table(caption=caption, columns=columns, rows=rows, names=3)
@@ -166,7 +166,7 @@ def context_table(study: Study, temperature: float) -> Table | None:
     clock = study.cells[study.cells.temperature == temperature]
     named = {name: joined(clock[name], None) for name in ("costs_hardware", "costs_commit") if name in clock}
     caption = (
-        f"tau with 95 % bootstrap intervals over prompts, the median milliseconds of a block's forward and of taking a "
+        f"tau with 95 % bootstrap intervals over {study.resampled}, the median milliseconds of a block's forward and of taking a "
         f"round's rows in, and what a drafter keeps of one request, an own copy of the target's window included, "
         f"temperature {temperature:g}; {study.source(temperature)}"
         + (f"; timed live, one request at a time, on {'; commit '.join(named.values())}." if named else "; not timed.")
