@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import statistics
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Arguments:
     summary: int = 16
     accepted: int = 8
     """Rows that a round takes in."""
-    repeats: int = 15
+    repeats: int = 41
     prefill: bool = False
     """Measure prompts on their way through the target instead."""
     rope_scaling: str | None = None
@@ -87,17 +87,28 @@ def main() -> int:
 def measure(arguments: Arguments) -> list[dict[str, Any]]:
     """A row a context and length: draft_ms, update_ms, bytes, and shared_bytes beside a target's cache that is at hand.
 
-    Lengths and contexts take turns, so that a machine that slows down does so for all of them.
+    A context's lengths take turns, in another order every time, so that a machine that slows down does so for all of them.
     """
     target = _target(arguments)
-    rows = [_Row(target, drafter, name, tokens, arguments)
-            for name in CONTEXTS for drafter in [_drafter(target, name, arguments)] for tokens in arguments.tokens]  # fmt: skip
-    found = [{"context": row.name, "tokens": row.tokens} for row in rows]
-    for what in ("draft", "update"):
-        times = [[_seconds(getattr(row, what), target.device) for row in rows] for _ in range(arguments.repeats + 1)]
-        for numbers, own in zip(found, zip(*times[1:], strict=True), strict=True):  # the first is the warm-up
-            numbers[f"{what}_ms"] = statistics.median(own) * 1e3
-    return [{**numbers, "bytes": row.bytes, "shared_bytes": row.shared_bytes} for numbers, row in zip(found, rows, strict=True)]
+    found = []
+    for name in CONTEXTS:
+        drafter = _drafter(target, name, arguments)
+        rows = [_Row(target, drafter, tokens, arguments) for tokens in arguments.tokens]
+        times = {what: _in_turns([getattr(row, what) for row in rows], arguments.repeats, target.device) for what in ("draft", "update")}
+        found += [
+            {"context": name, "tokens": row.tokens, "draft_ms": draft * 1e3, "update_ms": update * 1e3, "bytes": row.bytes, "shared_bytes": row.shared_bytes}
+            for row, draft, update in zip(rows, times["draft"], times["update"], strict=True)
+        ]
+    return found
+
+
+def _in_turns(calls: list[Callable[[], Any]], repeats: int, device: torch.device) -> list[float]:
+    """Seconds of every call, after a warm-up the least of its repeats: what is beyond that others took from the processor."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(repeats + 1):
+        for place in random.Random(turn).sample(range(len(calls)), len(calls)):
+            times[place].append(_seconds(calls[place], device))
+    return [min(own[1:]) for own in times]
 
 
 def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -147,10 +158,10 @@ def _drafter(target: Target, context: str, arguments: Arguments) -> Drafter:
 class _Row:
     """One drafter behind random taps of `tokens` rows."""
 
-    def __init__(self, target: Target, drafter: Drafter, name: str, tokens: int, arguments: Arguments) -> None:
+    def __init__(self, target: Target, drafter: Drafter, tokens: int, arguments: Arguments) -> None:
         import torch
 
-        device, self.name, self.tokens, self.drafter, self.depth = target.device, name, tokens, drafter, arguments.depth
+        device, self.tokens, self.drafter, self.depth = target.device, tokens, drafter, arguments.depth
         generator = torch.Generator(device).manual_seed(0)
 
         def taps(number: int) -> torch.Tensor:
