@@ -200,6 +200,6 @@ def test_loops_of_outputs_do_not_count_end_of_text() -> None:
         Trajectory(prompt=name, domain="", seed=0, ids=np.array([5, *ids]), prompt_length=1)
         for name, ids in (("loop", answer), ("loop, then the end", [*answer, 7]), ("another token", [*answer, 8]), ("end", [7]))
     ]
-    target: Any = SimpleNamespace(eos_token_ids=(7,))
+    target: Any = SimpleNamespace(eos_token_ids=(7,), num_layers=1, kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
     looped = Replay(target, texts).looped
     assert looped == {("loop", 0): True, ("loop, then the end", 0): True, ("another token", 0): False, ("end", 0): False}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tiny_drafters import make_drafter, random_prompts
@@ -22,6 +22,7 @@ from treedraft.targets.hf import Target
 
 @settings(max_examples=60, deadline=None)
 @given(seconds=st.lists(st.lists(st.floats(1e-4, 10), min_size=len(NODES), max_size=len(NODES)), min_size=1, max_size=4))
+@example(seconds=[[3.0, 3.0, 4.0, 3.0, 0.03125, 1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
 def test_fitted_curves_rise_with_nodes_and_context_and_are_convex(seconds: list[list[float]]) -> None:
     curves = fit(NODES, seconds, MOST_NODES)
     slack = -1e-9 * curves.max()

@@ -102,8 +102,9 @@ def test_training_text_is_named_by_its_prompts(tiny: Target, tmp_path: Path, mon
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_same_drafters_serve_every_length(name: str) -> None:
     grid = load_grid(ROOT / "ablations" / f"{name}.toml")
-    sizes = [(64, 16), (64, 4), (64, 64), (256, 16), (512, 16)] if name == "long" else [None]
-    swept = [f"bidirectional/longspark{'-window{}-summary{}'.format(*size) if size else ''}/markov" for size in sizes]
+    sizes = [(64, 16, ""), (64, 0, ""), (0, 16, ""), (64, 16, "-no-boundary"), (64, 4, ""), (64, 64, ""), (256, 16, ""), (512, 16, "")]
+    parts = ["-window{}-summary{}{}".format(*size) for size in sizes] if name == "long" else [""]
+    swept = [f"bidirectional/longspark{part}/markov" for part in parts]
     assert [arm.label for arm in grid.arms] == ["causal/attention", "causal/longspark/attention", "bidirectional/markov", *swept]
     lengths = sorted({cell.evaluate.context or 0 for cell in grid.cells})
     assert len({cell.cell_id for cell in grid.cells}) == len(grid.cells)

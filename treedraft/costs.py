@@ -67,7 +67,7 @@ def fit(nodes: Sequence[int], seconds: Sequence[Sequence[float]], most: int) -> 
     nearest curves that are convex and rise, with the nodes as with the context.
 
     Least squares of relative errors. The first context has a + b n + sum c_k (n - n_k)+ with a, b, c_k >= 0, and every
-    other one adds such a curve to that before.
+    other one adds such a curve to that before. None is below the least that was measured.
     """
     from scipy.optimize import nnls
 
@@ -77,7 +77,7 @@ def fit(nodes: Sequence[int], seconds: Sequence[Sequence[float]], most: int) -> 
 
     took, added = np.array(seconds), np.tril(np.ones((len(seconds), len(seconds))))
     weights, _ = nnls(np.kron(added, basis(np.array(nodes, dtype=float))) / took.reshape(-1, 1), np.ones(took.size))
-    return added @ weights.reshape(len(seconds), -1) @ basis(np.arange(1, most + 1, dtype=float)).T
+    return np.maximum(added @ weights.reshape(len(seconds), -1) @ basis(np.arange(1, most + 1, dtype=float)).T, took.min())
 
 
 def profile_of(
