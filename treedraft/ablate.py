@@ -14,7 +14,7 @@ from typing import Any
 from treedraft.cli import Repeated, parse_arguments, run_cli
 from treedraft.config import parse_settings, read_toml
 from treedraft.grid import Cell, Grid, load_grids
-from treedraft.results import Measured, measured_in, write_rows
+from treedraft.results import NOTHING, Measured, measured_in, write_rows
 from treedraft.run import is_measured, runs_folder
 
 GRIDS = Path(__file__).parent.parent / "ablations"
@@ -61,7 +61,7 @@ def main() -> int:
     _check_windows(cells)
     if arguments.output is not None:
         _check_output(arguments.output, grids)
-    kept = Measured() if arguments.cell is not None else measured_in(arguments.output)
+    kept = NOTHING if arguments.cell is not None else measured_in(arguments.output)
     if arguments.dry_run:
         return _dry_run(cells, kept)
     failures = _run(cells, grids, arguments, kept)
@@ -159,13 +159,12 @@ def _check_output(folder: Path, grids: list[Grid]) -> None:
                 raise ValueError(f"{path} has results of {there}, not of {target}: give another folder with --output")
 
 
-def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments, kept: Measured | None = None) -> dict[str, str]:
+def _run(cells: list[Cell], grids: list[Grid], arguments: Arguments, kept: Measured = NOTHING) -> dict[str, str]:
     """Do what is missing and was not kept; reasons of the cells, and controls, that failed."""
     from treedraft.cells import Workbench, cell_folder, is_timed
     from treedraft.controls import missing_controls
     from treedraft.jobs import attempt, run_side_by_side
 
-    kept = kept or Measured()
     todo = [cell for cell in cells if cell.cell_id not in kept.cells]
     missing = [cell for cell in todo if not is_measured(cell_folder(cell))]
     untimed = [cell for cell in todo if not is_timed(cell)]

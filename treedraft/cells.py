@@ -25,7 +25,7 @@ from treedraft.drafter import Drafter, load_drafter, shape_for, taps_for
 from treedraft.evaluate import Replay, Trajectory, record
 from treedraft.grid import Arm, Cell, EvaluateConfig
 from treedraft.metrics import Rounds
-from treedraft.results import COUNTED, Measured
+from treedraft.results import COUNTED, NOTHING, Measured
 from treedraft.run import commit, hardware, is_measured, rank_and_world, runs_folder, seed_everything
 from treedraft.speculate import stage_costs
 from treedraft.targets import load_target, parse_dtype
@@ -218,10 +218,9 @@ def prompt_row(item: Rounds) -> dict[str, Any]:
 
 
 def collect(
-    cells: Sequence[Cell], failures: Mapping[str, str], name: str, kept: Measured | None = None
+    cells: Sequence[Cell], failures: Mapping[str, str], name: str, kept: Measured = NOTHING
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of <grid>.cells.csv and <grid>.prompts.csv for the cells that are done or failed, or whose rows were `kept`."""
-    kept = kept or Measured()
     cell_rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
     for cell in cells:

@@ -22,7 +22,7 @@ from treedraft.drafter import Drafter
 from treedraft.evaluate import Replay
 from treedraft.grid import Cell, EvaluateConfig, shipped_weights
 from treedraft.metrics import Rounds
-from treedraft.results import Measured
+from treedraft.results import NOTHING, Measured
 from treedraft.run import is_measured, runs_folder
 from treedraft.trees.scorers import MarginalScorer
 
@@ -138,17 +138,16 @@ def controls_of(cells: Sequence[Cell]) -> list[Control]:
     return [*stubs, *twice]
 
 
-def missing_controls(cells: Sequence[Cell], kept: Measured | None = None) -> list[Control]:
+def missing_controls(cells: Sequence[Cell], kept: Measured = NOTHING) -> list[Control]:
     """Those that are not measured yet and can be: what is measured again has to be measured here."""
-    done = kept.controls if kept else {}
     return [
         control for control in controls_of(cells)
-        if not control.path.is_file() and control.control_id not in done
+        if not control.path.is_file() and control.control_id not in kept.controls
         and (control.cell is None or is_measured(cell_folder(control.cell)))
     ]  # fmt: skip
 
 
-def control_rows(cells: Sequence[Cell], kept: Measured | None = None) -> list[dict[str, Any]]:
+def control_rows(cells: Sequence[Cell], kept: Measured = NOTHING) -> list[dict[str, Any]]:
     """Rows of <grid>.controls.csv: a control, a setting and a prompt, its sampling seeds together."""
     rows: list[dict[str, Any]] = []
     for control in controls_of(cells):
@@ -161,7 +160,7 @@ def control_rows(cells: Sequence[Cell], kept: Measured | None = None) -> list[di
             "context": control.evaluate.context,
         }  # fmt: skip
         if not control.path.is_file():
-            rows += [{**setting, **row, **setting} for row in (kept.controls.get(control.control_id, ()) if kept else ())]
+            rows += [{**setting, **row, **setting} for row in kept.controls.get(control.control_id, ())]
             continue
         decoded: dict[str, list[dict[str, Any]]] = {}
         for row in files.read_json(control.path):

@@ -45,9 +45,8 @@ def figures_of(study: Study) -> dict[str, Callable[[Study], Figure]]:
     elif study.contexts:
         found = {"context": _context}
     else:
-        found = {"tau": _tau, "differences": _differences, "survival": _survival, "domains": _domains}
-        if not study.comparisons:
-            del found["differences"]
+        compared = {"differences": _differences} if study.comparisons else {}
+        found = {"tau": _tau, **compared, "survival": _survival, "domains": _domains}
     if slots_recorded(study):
         found |= {"slots": _slots, "calibration": _calibration}
     return {**found, "outputs": _outputs}
@@ -189,11 +188,7 @@ def _differences(study: Study) -> Figure:
             axes.plot([gap.low, gap.high], [y, y], color=colour, linewidth=1.3)
             axes.plot([gap.value], [y], color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4.5, linestyle="none",
                       markerfacecolor=colour if item.claimed else "white")  # fmt: skip
-        axes.set_yticks(range(len(pairs)), [f"{first} - {second}" for first, second in pairs])
-        axes.set_ylim(len(pairs) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
-        for row in range(len(pairs) - 1):
-            axes.axhline(row + 0.5, color="0.9", linewidth=0.8, zorder=0)
+        _name_rows(axes, [f"{first} - {second}" for first, second in pairs])
 
     look = {"linestyle": "none", "markersize": 4.5}
     handles = [_handle(color=colours[depth], marker=MARKERS[place % len(MARKERS)], label=str(depth), **look) for place, depth in enumerate(depths)]
@@ -260,11 +255,7 @@ def _domains(study: Study) -> Figure:
                     marker=MARKERS[number % len(MARKERS)], markersize=5, linestyle="none", elinewidth=1.2,
                     label=domain if not row else None,
                 )  # fmt: skip
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
-        for row in range(len(labels) - 1):
-            axes.axhline(row + 0.5, color="0.9", linewidth=0.8, zorder=0)
+        _name_rows(axes, labels)
 
     height = 0.9 + 0.34 * len(labels)
     handles = [
@@ -280,6 +271,15 @@ def _domains(study: Study) -> Figure:
         height=height,
         legend=[("domain", handles)],
     )
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A row a name, the first on top, thin lines between them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    for row in range(len(names) - 1):
+        axes.axhline(row + 0.5, color="0.9", linewidth=0.8, zorder=0)
 
 
 def _slots(study: Study) -> Figure:

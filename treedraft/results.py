@@ -39,6 +39,9 @@ class Measured:
     controls: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
 
 
+NOTHING = Measured()
+
+
 def measured_in(folder: Path | None) -> Measured:
     """What the files of a folder hold, of all its grids: an id names training, target and decoding, so that grids find each
     other's cells. A row that lacks what reports show today is left out, to be measured anew."""
